@@ -16,16 +16,9 @@ from dataclasses import dataclass, replace
 from hive_qos.errors import ConfigurationError, HiveError, KernelRejectedError, ShapingError
 from shaping.journal import Journal
 from shaping.kernel_api import Kernel
-from shaping.model import (
-    AddFilter,
-    Attachment,
-    Capabilities,
-    InterfaceCounters,
-    InterfaceShape,
-    Operation,
-    PriorQdisc,
-    Tree,
-)
+from shaping.model.observations import Attachment, Capabilities, InterfaceCounters, PriorQdisc
+from shaping.model.shapes import InterfaceShape
+from shaping.model.tree import AddFilter, Operation, Tree
 from shaping.plan.counters import counters_of
 from shaping.plan.desired_tree import desired_tree
 from shaping.plan.diff import StructureError, diff

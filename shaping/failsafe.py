@@ -16,16 +16,8 @@ from hive_qos.errors import HiveError, ShapingError
 from hive_qos.netlink import NetlinkSocket
 from hive_qos.units import bytes_per_s_of
 from shaping.journal import Journal
-from shaping.model import (
-    MAJOR,
-    REDIRECTION_PROTOCOL,
-    ROOT_MINOR,
-    ChangeClass,
-    ClassSpec,
-    QdiscSpec,
-    Tree,
-    describe,
-)
+from shaping.model.names import MAJOR, REDIRECTION_PROTOCOL, ROOT_MINOR
+from shaping.model.tree import ChangeClass, ClassSpec, QdiscSpec, Tree, describe
 from shaping.netlink.fast_path import (
     RTM_DELQDISC,
     RTM_DELTFILTER,

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from hive_qos.errors import HiveError, ShapingError
 from shaping.journal import Journal
 from shaping.kernel_api import Kernel
-from shaping.model import SegmentState
+from shaping.model.observations import SegmentState
 
 
 @dataclass(frozen=True)

@@ -24,18 +24,10 @@ from hive_qos.errors import ConfigurationError, HiveError, ShapingError
 from shaping.failsafe import opened
 from shaping.journal import Journal
 from shaping.kernel_api import Kernel
-from shaping.model import (
-    Capabilities,
-    IngressAttachment,
-    IngressShape,
-    InterfaceCounters,
-    InterfaceShape,
-    Operation,
-    Redirection,
-    Tree,
-    device_of,
-    number_behind,
-)
+from shaping.model.names import device_of, number_behind
+from shaping.model.observations import Capabilities, IngressAttachment, InterfaceCounters, Redirection
+from shaping.model.shapes import IngressShape, InterfaceShape
+from shaping.model.tree import Operation, Tree
 from shaping.plan.counters import counters_of
 from shaping.plan.desired_tree import desired_tree
 from shaping.plan.diff import StructureError, diff

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 from hive_qos.errors import ShapingError
 from hive_qos.files import sync_directory, write_whole
-from shaping.model import PriorQdisc, is_ours
+from shaping.model.names import is_ours
+from shaping.model.observations import PriorQdisc
 
 T = TypeVar("T")
 

@@ -17,28 +17,22 @@ from hive_qos.errors import ConfigurationError, KernelRejectedError, ReadBackErr
 from hive_qos.netlink import NetlinkSocket
 from shaping import failsafe
 from shaping.classify import nftables
-from shaping.model import (
-    MAJOR,
+from shaping.model.names import MAJOR, is_ours, show_classid
+from shaping.model.observations import Capabilities, ClassCounters, DeviceSegments, PriorQdisc, Redirection
+from shaping.model.tree import (
     AddClass,
     AddFilter,
     AddLeaf,
     AddRoot,
-    Capabilities,
     ChangeClass,
     ChangeLeaf,
-    ClassCounters,
     ClassSpec,
     DeleteFilter,
-    DeviceSegments,
     FilterSpec,
     LeafSpec,
     Operation,
-    PriorQdisc,
     QdiscSpec,
-    Redirection,
     Tree,
-    is_ours,
-    show_classid,
 )
 from shaping.netlink import fast_path, links, root, tree
 from shaping.netlink.route import Route

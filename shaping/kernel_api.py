@@ -12,18 +12,10 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from shaping.model import (
-    MARK_MINOR,
-    Capabilities,
-    ClassCounters,
-    DeviceSegments,
-    FilterSpec,
-    Operation,
-    PriorQdisc,
-    Redirection,
-    Rule,
-    Tree,
-)
+from shaping.model.names import MARK_MINOR
+from shaping.model.observations import Capabilities, ClassCounters, DeviceSegments, PriorQdisc, Redirection
+from shaping.model.shapes import Rule
+from shaping.model.tree import FilterSpec, Operation, Tree
 
 
 class Kernel(Protocol):

@@ -20,19 +20,10 @@ from shaping.gso_limit import Segments
 from shaping.ingress import Ingress
 from shaping.journal import Journal
 from shaping.kernel_api import Classifier, Kernel
-from shaping.model import (
-    LEAF_MINOR,
-    MARK_MINOR,
-    Attachment,
-    Capabilities,
-    IngressAttachment,
-    IngressShape,
-    InterfaceCounters,
-    InterfaceShape,
-    Operation,
-    SegmentState,
-    Tree,
-)
+from shaping.model.names import LEAF_MINOR, MARK_MINOR
+from shaping.model.observations import Attachment, Capabilities, IngressAttachment, InterfaceCounters, SegmentState
+from shaping.model.shapes import IngressShape, InterfaceShape
+from shaping.model.tree import Operation, Tree
 
 
 class Shaper:

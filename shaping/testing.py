@@ -13,30 +13,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hive_qos.errors import ConfigurationError, KernelRejectedError, PrivilegeError, ReadBackError
-from shaping.model import (
-    MAJOR,
-    MARK_MINOR,
+from shaping.model.names import MAJOR, MARK_MINOR, is_ours
+from shaping.model.observations import Capabilities, ClassCounters, DeviceSegments, PriorQdisc, Redirection
+from shaping.model.shapes import Rule
+from shaping.model.tree import (
     AddClass,
     AddFilter,
     AddLeaf,
     AddRoot,
-    Capabilities,
     ChangeClass,
     ChangeLeaf,
-    ClassCounters,
     ClassSpec,
     DeleteFilter,
-    DeviceSegments,
     FilterSpec,
     LeafSpec,
     Operation,
-    PriorQdisc,
     QdiscSpec,
-    Redirection,
-    Rule,
     Tree,
     describe,
-    is_ours,
 )
 
 # What a veth has before anybody configures it, on Linux 6.18.

@@ -16,7 +16,7 @@ from hive_qos.errors import HiveError
 from hive_qos.netlink import NetlinkSocket
 from shaping.failsafe import journalled_lines, open_ceilings, own_roots, stop_redirecting
 from shaping.journal import Journal
-from shaping.model import is_ours
+from shaping.model.names import is_ours
 
 
 def open_abandoned(state_directory: Path) -> str | None:

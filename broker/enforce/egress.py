@@ -13,7 +13,9 @@ from broker.enforce.samples import samples_of
 from broker.model.values import Alarm, ClassSample, DestinationSample
 from broker.process.log import Log
 from hive_qos.errors import HiveError
-from shaping.model import HELD_NAME, ClassCounters, InterfaceShape, SegmentState
+from shaping.model.names import HELD_NAME
+from shaping.model.observations import ClassCounters, SegmentState
+from shaping.model.shapes import InterfaceShape
 from shaping.shaper import Shaper
 
 RETRY_S = 1.0

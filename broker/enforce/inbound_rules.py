@@ -23,7 +23,7 @@ from broker.measure.tcp_diag import BoundSocket, bound_sockets
 from broker.model.fair_share import in_turns
 from broker.process import rights
 from broker.process.log import Log
-from shaping.model import Arrival, Rule
+from shaping.model.shapes import Arrival, Rule
 
 SOCKETS_MAX = 32
 """Sockets with rules of their own, of every user as many: a host has a few ranks. What arrives at others is `other`,

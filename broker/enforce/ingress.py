@@ -18,7 +18,8 @@ from broker.model.values import Alarm, Allocation, ClassSample, InterfaceAllocat
 from broker.policy.types import Policy
 from broker.process.log import Log
 from hive_qos.errors import HiveError
-from shaping.model import IngressShape, Rule, is_ours
+from shaping.model.names import is_ours
+from shaping.model.shapes import IngressShape, Rule
 from shaping.shaper import Shaper
 
 RETRY_S = 5.0

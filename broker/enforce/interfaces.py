@@ -17,7 +17,7 @@ from broker.process.log import Log
 from hive_qos.errors import ConfigurationError, HiveError
 from shaping.journal import Journal
 from shaping.kernel_api import Kernel
-from shaping.model import InterfaceShape, Rule
+from shaping.model.shapes import InterfaceShape, Rule
 
 LOOK_S = 1.0
 """How often we look for an interface that policy names and that was not there."""

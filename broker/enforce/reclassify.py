@@ -37,7 +37,8 @@ from hive_qos.errors import HiveError, PrivilegeError
 from shaping.classify.cgroup import rule_path
 from shaping.classify.pidfd_getfd import duplicate
 from shaping.classify.socket_priority import priority_of
-from shaping.model import MAJOR, MARK_MINOR, Rule
+from shaping.model.names import MAJOR, MARK_MINOR
+from shaping.model.shapes import Rule
 
 SWEEP_S = 5.0
 SHARE, SLICE_S = 0.002, 0.003

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from broker.model.values import ClassSample
 from broker.policy.types import CLASS_NAMES
-from shaping.model import ClassCounters
+from shaping.model.observations import ClassCounters
 
 
 def samples_of(counted: Mapping[str, ClassCounters]) -> tuple[ClassSample, ...]:

@@ -7,15 +7,8 @@ from types import MappingProxyType
 
 from broker.model.values import DestinationAllocation, InterfaceAllocation, JobKey
 from broker.policy.types import Policy
-from shaping.model import (
-    DESTINATION_MINOR,
-    UNHELD_NAME,
-    ClassShape,
-    DestinationShape,
-    InterfaceShape,
-    JobShape,
-    Rule,
-)
+from shaping.model.names import DESTINATION_MINOR, UNHELD_NAME
+from shaping.model.shapes import ClassShape, DestinationShape, InterfaceShape, JobShape, Rule
 from shaping.plan.leaves import rate_bits_per_s_min
 
 RATE_BITS_PER_S_MIN = 10_000

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable, Mapping
 
 from shaping.classify.socket_priority import netns_cookie, own_netns_cookie
-from shaping.model import BULK_NAME, CLASS_OF_MARK, DSCP, JOB_MINOR, MARK_MINOR, classid, show_classid
+from shaping.model.names import BULK_NAME, CLASS_OF_MARK, DSCP, JOB_MINOR, MARK_MINOR, classid, show_classid
 
 CLASS_OF_PRIORITY: Mapping[int, str] = {classid(minor): name for minor, name in CLASS_OF_MARK.items()}
 """The class that a socket's priority means to HTB."""

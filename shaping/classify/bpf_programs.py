@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 
 from shaping.classify.bpf import instruction, load_64, load_map
-from shaping.model import MAJOR
+from shaping.model.names import MAJOR
 
 # BPF_FUNC_*, their order in linux/bpf.h.
 _HELPER_GET_CURRENT_UID_GID = 15

@@ -30,7 +30,8 @@ from hive_qos.errors import KernelRejectedError, ShapingError
 from shaping.classify import bpf
 from shaping.classify.bpf_programs import accept_program, create_program
 from shaping.classify.socket_priority import own_netns_cookie
-from shaping.model import MARK_MINOR, Rule, classid
+from shaping.model.names import MARK_MINOR, classid
+from shaping.model.shapes import Rule
 
 _HELD = "somebody else may hold this cgroup's socket programs for himself alone"
 _WHY = {errno.E2BIG: "all 64 places are taken, maybe by programs of network namespaces that ended (docs/log/kernel.md)"}

@@ -26,7 +26,8 @@ import struct
 from collections.abc import Iterable, Sequence
 
 from hive_qos.netlink import NLM_F_CREATE, Request, pack_attribute, pack_text
-from shaping.model import FilterSpec, classid
+from shaping.model.names import classid
+from shaping.model.tree import FilterSpec
 
 TABLE = "hive_qos"
 _CHAIN = "forward"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from hive_qos.errors import ShapingError
 from shaping.kernel_api import Classifier, Kernel
-from shaping.model import Rule
+from shaping.model.shapes import Rule
 from shaping.plan.packet_filters import packet_filters
 
 

@@ -13,7 +13,7 @@ import socket
 import struct
 
 from hive_qos.errors import KernelRejectedError, PrivilegeError, ReadBackError
-from shaping.model import classid
+from shaping.model.names import classid
 
 _SO_NETNS_COOKIE = 71  # asm-generic/socket.h; Python's socket module does not name it
 _ECN_MASK = 0x03  # of the TOS byte: RFC 3168, its two low bits

@@ -1,4 +1,7 @@
-"""What is wanted: rates, rules and destinations of an interface, as policy asks for them. Bits per second."""
+"""What is wanted: rates, rules and destinations of an interface, as policy asks for them.
+
+Rates are bits per second here. `netlink.fast_path` alone turns them into the kernel's bytes per second.
+"""
 
 from __future__ import annotations
 

@@ -28,19 +28,9 @@ from hive_qos.netlink import (
     pack_attribute,
     pack_text,
 )
-from shaping.model import (
-    MAJOR,
-    AddClass,
-    AddLeaf,
-    AddRoot,
-    ChangeClass,
-    ChangeLeaf,
-    ClassCounters,
-    ClassSpec,
-    LeafSpec,
-    QdiscSpec,
-    classid,
-)
+from shaping.model.names import MAJOR, classid
+from shaping.model.observations import ClassCounters
+from shaping.model.tree import AddClass, AddLeaf, AddRoot, ChangeClass, ChangeLeaf, ClassSpec, LeafSpec, QdiscSpec
 from shaping.netlink.psched_ticks import burst_bytes_of, burst_ticks
 
 # linux/rtnetlink.h and linux/pkt_sched.h.

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 
 from hive_qos.errors import KernelRejectedError
 from hive_qos.netlink import IFINFOMSG, RTM_GETLINK, NetlinkSocket, Request, attribute_map
-from shaping.model import REDIRECTION_PROTOCOL, Redirection
+from shaping.model.names import REDIRECTION_PROTOCOL
+from shaping.model.observations import Redirection
 from shaping.netlink.fast_path import RTM_GETQDISC, TC_H_INGRESS, read_objects
 from shaping.netlink.route import Route
 

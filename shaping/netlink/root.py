@@ -10,7 +10,7 @@ import socket
 
 from hive_qos.errors import KernelRejectedError, ReadBackError
 from hive_qos.netlink import NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NetlinkSocket, attribute_map, pack_attribute
-from shaping.model import PriorQdisc
+from shaping.model.observations import PriorQdisc
 from shaping.netlink.fast_path import (
     HTB_GLOB,
     HTB_VERSION,

@@ -13,17 +13,8 @@ from typing import Any, Literal
 
 from hive_qos.errors import KernelRejectedError, PrivilegeError
 from hive_qos.netlink import NetlinkSocket
-from shaping.model import (
-    HELD_NAME,
-    INNER_MINOR,
-    AddFilter,
-    DeleteFilter,
-    FilterSpec,
-    Operation,
-    Tree,
-    classid,
-    describe,
-)
+from shaping.model.names import HELD_NAME, INNER_MINOR, classid
+from shaping.model.tree import AddFilter, DeleteFilter, FilterSpec, Operation, Tree, describe
 from shaping.netlink.fast_path import encode_operation, read_classes, read_queues
 from shaping.netlink.plugins import matches_of
 from shaping.netlink.route import Route

@@ -6,18 +6,10 @@ from collections.abc import Mapping
 from functools import cache
 
 from hive_qos.errors import ShapingError
-from shaping.model import (
-    BULK_NAME,
-    CLASS_NAMES,
-    INNER_MINOR,
-    JOB_MINOR,
-    LEAF_MINOR,
-    ClassCounters,
-    Direction,
-    InterfaceCounters,
-    Tree,
-    show_classid,
-)
+from shaping.model.names import BULK_NAME, CLASS_NAMES, INNER_MINOR, JOB_MINOR, LEAF_MINOR, show_classid
+from shaping.model.observations import ClassCounters, InterfaceCounters
+from shaping.model.shapes import Direction
+from shaping.model.tree import Tree
 from shaping.plan.destinations import leaf_of_address
 from shaping.plan.leaves import leaves_by_class
 

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from hive_qos.units import bytes_per_s_of
-from shaping.model import (
+from shaping.model.names import (
     BULK_NAME,
     CLASS_NAMES,
     CLASS_OF_LEAF,
@@ -32,15 +32,10 @@ from shaping.model import (
     MARK_MINOR,
     ROOT_MINOR,
     UNHELD_NAME,
-    Capabilities,
-    ClassShape,
-    ClassSpec,
-    FilterSpec,
-    InterfaceShape,
-    LeafSpec,
-    QdiscSpec,
-    Tree,
 )
+from shaping.model.observations import Capabilities
+from shaping.model.shapes import ClassShape, InterfaceShape
+from shaping.model.tree import ClassSpec, FilterSpec, LeafSpec, QdiscSpec, Tree
 from shaping.netlink.psched_ticks import round_burst_bytes
 from shaping.plan.destinations import assigned, canonical, destination_filters
 from shaping.plan.leaves import check_parts, leaves_by_class, leaves_of, rate_bits_per_s_min

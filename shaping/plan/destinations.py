@@ -16,7 +16,8 @@ import struct
 from collections.abc import Iterable, Mapping
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
-from shaping.model import DESTINATION_MINOR, HELD_NAME, INNER_MINOR, LEAF_MINOR, FilterSpec, Tree
+from shaping.model.names import DESTINATION_MINOR, HELD_NAME, INNER_MINOR, LEAF_MINOR
+from shaping.model.tree import FilterSpec, Tree
 from shaping.plan.packet_filters import destination_match
 
 _PREFERENCE_FIRST = 1_000  # one for each address, clear of those of the root (packet_filters.py)

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from shaping.model import (
+from shaping.model.names import show_classid
+from shaping.model.tree import (
     AddClass,
     AddFilter,
     AddLeaf,
@@ -27,7 +28,6 @@ from shaping.model import (
     LeafSpec,
     Operation,
     Tree,
-    show_classid,
 )
 
 

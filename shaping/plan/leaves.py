@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shaping.model import (
+from shaping.model.names import (
     BULK_NAME,
     CLASS_OF_LEAF,
     DEFAULT_LEAVES,
@@ -18,12 +18,8 @@ from shaping.model import (
     HELD_NAME,
     JOB_MINOR,
     LEAF_MINOR,
-    ClassShape,
-    DestinationShape,
-    Direction,
-    InterfaceShape,
-    JobShape,
 )
+from shaping.model.shapes import ClassShape, DestinationShape, Direction, InterfaceShape, JobShape
 from shaping.plan.destinations import canonical
 
 RATE_BITS_PER_S_MIN = 1_000

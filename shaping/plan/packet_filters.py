@@ -10,7 +10,9 @@ import ipaddress
 from collections.abc import Mapping
 from typing import Literal, NamedTuple, TypeAlias
 
-from shaping.model import LEAF_MINOR, Arrival, FilterSpec, Rule
+from shaping.model.names import LEAF_MINOR
+from shaping.model.shapes import Arrival, Rule
+from shaping.model.tree import FilterSpec
 
 RULES_MAX = 64
 """Ports, DSCP and addresses of one interface. A port is up to eight u32 filters, an address two, a DSCP two, which

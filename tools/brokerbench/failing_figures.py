@@ -34,7 +34,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from shaping.model import DESTINATION_MINOR
+from shaping.model.names import DESTINATION_MINOR
 from tools.brokerbench.figures import Figures, gaps, spread
 from tools.brokerbench.records import Record
 

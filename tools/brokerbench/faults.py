@@ -21,7 +21,7 @@ from typing import Any
 
 from hive_qos.errors import HiveError
 from shaping.kernel import RealKernel
-from shaping.model import INNER_MINOR
+from shaping.model.names import INNER_MINOR
 from tools.brokerbench import scenes
 from tools.brokerbench.run import Run
 from tools.brokerbench.scenes import Scene

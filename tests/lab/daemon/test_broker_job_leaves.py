@@ -16,7 +16,7 @@ import pytest
 from broker_host import CONFIGURATION, Broker, broker_in, two_hosts
 from patience import most_of, wait_until
 
-from shaping.model import INNER_MINOR, LEAF_MINOR
+from shaping.model.names import INNER_MINOR, LEAF_MINOR
 from tools.lab import Lab
 
 ROOT = Path(__file__).parents[3]

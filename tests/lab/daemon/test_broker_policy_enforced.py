@@ -13,7 +13,7 @@ import pytest
 from broker_host import COMMAND, CONFIGURATION, SINK, Broker, broker_in, two_hosts
 from patience import most_of, wait_until
 
-from shaping.model import INNER_MINOR, MAJOR
+from shaping.model.names import INNER_MINOR, MAJOR
 from tools.lab import Lab
 from tools.measure.wall_clock import HALF_PAST_TWELVE_S, HOUR_S, OFFICE_HOURS, WallClock
 

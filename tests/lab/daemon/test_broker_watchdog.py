@@ -19,7 +19,7 @@ from broker_host import COMMAND, CONFIGURATION, SEND_TCP, SINK, Broker, broker_i
 from patience import LIMIT_S, most_of, wait_until
 
 from shaping.kernel import RealKernel
-from shaping.model import INNER_MINOR, LEAF_MINOR
+from shaping.model.names import INNER_MINOR, LEAF_MINOR
 from tools.lab import Lab
 from tools.lab.kernel import entered
 

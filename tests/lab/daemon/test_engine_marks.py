@@ -16,7 +16,7 @@ from moving_ranks import running
 from patience import wait_until
 from test_broker_daemon import broker, folder
 
-from shaping.model import BULK_NAME, DSCP
+from shaping.model.names import BULK_NAME, DSCP
 from tools.lab import Host, Lab
 
 __all__ = ["broker", "folder"]

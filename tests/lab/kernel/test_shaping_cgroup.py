@@ -17,7 +17,7 @@ from hive_qos.errors import KernelRejectedError
 from shaping.classify import bpf, cgroup
 from shaping.classify.bpf import instruction
 from shaping.classify.cgroup import SocketClassifier
-from shaping.model import Rule
+from shaping.model.shapes import Rule
 from tools.lab.kernel import entered
 
 ALLOW = instruction(0xB7, dst=0, immediate=1) + instruction(0x95)
@@ -154,7 +154,8 @@ from pathlib import Path
 from shaping.classify.cgroup import SocketClassifier
 from shaping.journal import Journal
 from shaping.kernel import RealKernel
-from shaping.model import CLASS_NAMES, ClassShape, InterfaceShape, Rule
+from shaping.model.names import CLASS_NAMES
+from shaping.model.shapes import ClassShape, InterfaceShape, Rule
 from shaping.shaper import Shaper
 rules = (Rule("storage", uid=61235), Rule("storage", port=873))
 classes = tuple(ClassShape(name, 10**6, 10**7, 1) for name in CLASS_NAMES)

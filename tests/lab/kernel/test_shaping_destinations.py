@@ -20,19 +20,9 @@ from shaping_contract import MBIT, make_shape
 from shaping.classify import cgroup
 from shaping.classify.socket_priority import mark_socket
 from shaping.kernel import RealKernel
-from shaping.model import (
-    DESTINATION_MINOR,
-    DSCP,
-    JOB_MINOR,
-    LEAF_MINOR,
-    MARK_MINOR,
-    AddClass,
-    DestinationShape,
-    InterfaceShape,
-    JobShape,
-    Rule,
-    classid,
-)
+from shaping.model.names import DESTINATION_MINOR, DSCP, JOB_MINOR, LEAF_MINOR, MARK_MINOR, classid
+from shaping.model.shapes import DestinationShape, InterfaceShape, JobShape, Rule
+from shaping.model.tree import AddClass
 from shaping.plan.desired_tree import desired_tree
 from shaping.plan.diff import diff
 from shaping.shaper import Shaper

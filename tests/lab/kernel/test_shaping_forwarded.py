@@ -12,7 +12,8 @@ from hive_qos.errors import ShapingError
 from hive_qos.netlink import NLM_F_CREATE, NetlinkSocket, Request, pack_text
 from shaping.classify import nftables
 from shaping.kernel import RealKernel
-from shaping.model import MARK_MINOR, Rule
+from shaping.model.names import MARK_MINOR
+from shaping.model.shapes import Rule
 from shaping.plan.packet_filters import RULES_MAX, packet_filters
 from tools.lab.kernel import entered
 

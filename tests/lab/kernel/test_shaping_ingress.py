@@ -20,7 +20,8 @@ from shaping_contract import MBIT, make_shape
 from broker.measure.link_events import LinkEvents
 from hive_qos.errors import ConfigurationError
 from shaping.journal import Journal
-from shaping.model import CLASS_NAMES, IngressShape, Rule, device_of
+from shaping.model.names import CLASS_NAMES, device_of
+from shaping.model.shapes import IngressShape, Rule
 from shaping.shaper import Shaper
 from tools.lab.kernel import entered
 
@@ -188,7 +189,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from shaping.journal import Journal
 from shaping.kernel import RealKernel
-from shaping.model import IngressShape
+from shaping.model.shapes import IngressShape
 from shaping.shaper import Shaper
 from shaping_contract import make_shape
 shape = make_shape("v0")

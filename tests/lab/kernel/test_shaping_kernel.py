@@ -21,7 +21,8 @@ from hive_qos.netlink import NetlinkSocket
 from shaping.journal import Journal
 from shaping.kernel import RealKernel
 from shaping.kernel_api import Kernel
-from shaping.model import INNER_MINOR, LEAF_MINOR, AddClass, AddRoot
+from shaping.model.names import INNER_MINOR, LEAF_MINOR
+from shaping.model.tree import AddClass, AddRoot
 from shaping.netlink.root import knows_qdisc
 from shaping.plan.desired_tree import desired_tree
 from shaping.plan.diff import diff

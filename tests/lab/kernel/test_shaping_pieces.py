@@ -20,7 +20,8 @@ from shaping_contract import MBIT, make_shape
 from shaping.classify.socket_priority import mark_socket
 from shaping.journal import Journal
 from shaping.kernel import RealKernel
-from shaping.model import LEAF_MINOR, InterfaceShape
+from shaping.model.names import LEAF_MINOR
+from shaping.model.shapes import InterfaceShape
 from shaping.shaper import Shaper
 from tools.lab.kernel import entered
 

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from shaping.classify.socket_priority import mark_socket, priority_of
-from shaping.model import LEAF_MINOR, classid
+from shaping.model.names import LEAF_MINOR, classid
 
 
 @pytest.mark.parametrize(

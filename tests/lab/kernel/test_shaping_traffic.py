@@ -21,7 +21,8 @@ from shaping.classify.cgroup import SocketClassifier
 from shaping.classify.socket_priority import mark_socket, priority_of
 from shaping.journal import Journal
 from shaping.kernel import RealKernel
-from shaping.model import BULK_NAME, DSCP, LEAF_MINOR, MARK_MINOR, Rule, classid
+from shaping.model.names import BULK_NAME, DSCP, LEAF_MINOR, MARK_MINOR, classid
+from shaping.model.shapes import Rule
 from shaping.shaper import Shaper
 from tools.lab.kernel import entered
 

@@ -19,7 +19,7 @@ from broker_host import COMMAND, SINK, Broker, broker_in
 from patience import LIMIT_S, wait_until
 
 from broker.policy.types import CLASS_NAMES
-from shaping.model import LEAF_MINOR, classid
+from shaping.model.names import LEAF_MINOR, classid
 from tools.lab import Lab
 from tools.lab.host import Host
 

@@ -13,7 +13,7 @@ from patience import LIMIT_S
 
 from broker.process import rights
 from broker.sessions.job_table import JobTable
-from shaping.model import JOB_MINOR
+from shaping.model.names import JOB_MINOR
 
 NOBODY = pwd.getpwnam("nobody")
 CONNECT = (

@@ -16,7 +16,7 @@ from patience import LIMIT_S, wait_until
 
 from broker.client import Session
 from broker.client.protocol import encode
-from shaping.model import DSCP, MARK_MINOR
+from shaping.model.names import DSCP, MARK_MINOR
 
 
 def lie(step: int, **fields: object) -> dict[str, Any]:

@@ -26,7 +26,9 @@ from broker.policy.toml import load
 from broker.process.rights import Right
 from hive_qos.errors import BrokerRejectedError
 from shaping.journal import Journal
-from shaping.model import JOB_MINOR, ChangeClass, InterfaceShape
+from shaping.model.names import JOB_MINOR
+from shaping.model.shapes import InterfaceShape
+from shaping.model.tree import ChangeClass
 from shaping.plan.leaves import RATE_BITS_PER_S_MIN
 from shaping.shaper import Shaper
 from shaping.testing import FakeKernel

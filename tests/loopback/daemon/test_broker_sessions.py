@@ -15,7 +15,7 @@ from patience import wait_until
 from broker.client import Session
 from broker.process import rights
 from shaping.classify.socket_priority import mark_socket
-from shaping.model import JOB_MINOR, MARK_MINOR
+from shaping.model.names import JOB_MINOR, MARK_MINOR
 
 IPPROTO_MPTCP = 262  # the socket module of Python 3.11 does not know it everywhere
 

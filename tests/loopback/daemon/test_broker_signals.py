@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from broker.cli.app import app
 from broker.cli.exits import ExitCode
 from broker.process.locks import NamespaceLock
-from shaping.model import Operation
+from shaping.model.tree import Operation
 from shaping.testing import FakeClassifier, FakeKernel
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hive_qos.errors import HiveError
-from shaping.model import Capabilities
+from shaping.model.observations import Capabilities
 from shaping.plan.desired_tree import desired_tree
 from tools.brokerbench import changing_figures, failing_figures, faults, report, scenes, variants
 from tools.brokerbench.figures import Figures

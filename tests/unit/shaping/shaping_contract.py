@@ -13,22 +13,10 @@ import pytest
 
 from hive_qos.errors import ConfigurationError, KernelRejectedError, ReadBackError
 from shaping.kernel_api import Kernel
-from shaping.model import (
-    LEAF_MINOR,
-    AddClass,
-    AddFilter,
-    AddLeaf,
-    ChangeClass,
-    ClassShape,
-    DeleteFilter,
-    DestinationShape,
-    DeviceSegments,
-    InterfaceShape,
-    JobShape,
-    PriorQdisc,
-    Rule,
-    Tree,
-)
+from shaping.model.names import LEAF_MINOR
+from shaping.model.observations import DeviceSegments, PriorQdisc
+from shaping.model.shapes import ClassShape, DestinationShape, InterfaceShape, JobShape, Rule
+from shaping.model.tree import AddClass, AddFilter, AddLeaf, ChangeClass, DeleteFilter, Tree
 from shaping.plan.desired_tree import desired_tree
 from shaping.plan.destinations import leaf_of_address
 from shaping.plan.diff import diff

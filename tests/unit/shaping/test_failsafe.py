@@ -6,7 +6,9 @@ import pytest
 from shaping_contract import MBIT, make_shape
 
 from shaping.failsafe import opened
-from shaping.model import ROOT_MINOR, Capabilities, ChangeClass, QdiscSpec, Tree
+from shaping.model.names import ROOT_MINOR
+from shaping.model.observations import Capabilities
+from shaping.model.tree import ChangeClass, QdiscSpec, Tree
 from shaping.plan.desired_tree import desired_tree
 from shaping.plan.diff import diff
 

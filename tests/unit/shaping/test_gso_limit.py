@@ -9,7 +9,7 @@ from shaping_contract import make_shape
 
 from hive_qos.errors import ConfigurationError, KernelRejectedError, PrivilegeError, ShapingError
 from shaping.journal import Journal
-from shaping.model import PriorQdisc, SegmentState
+from shaping.model.observations import PriorQdisc, SegmentState
 from shaping.shaper import Shaper
 from shaping.testing import DEFAULT_SEGMENTS, FakeKernel
 

@@ -9,7 +9,7 @@ import pytest
 
 from hive_qos.errors import ShapingError
 from shaping.journal import Journal
-from shaping.model import PriorQdisc
+from shaping.model.observations import PriorQdisc
 
 PRIOR = PriorQdisc("tbf", 7, {"raw": "2800", "readable": {"attrs": ["x"]}}, nested=2)
 

@@ -11,18 +11,10 @@ from shaping_contract import MBIT, make_shape
 
 from hive_qos.errors import ConfigurationError, KernelRejectedError, PrivilegeError, ShapingError
 from shaping.journal import Journal
-from shaping.model import (
-    BULK_NAME,
-    CLASS_NAMES,
-    LEAF_MINOR,
-    MARK_MINOR,
-    AddFilter,
-    AddLeaf,
-    Capabilities,
-    ChangeClass,
-    PriorQdisc,
-    Rule,
-)
+from shaping.model.names import BULK_NAME, CLASS_NAMES, LEAF_MINOR, MARK_MINOR
+from shaping.model.observations import Capabilities, PriorQdisc
+from shaping.model.shapes import Rule
+from shaping.model.tree import AddFilter, AddLeaf, ChangeClass
 from shaping.shaper import Shaper
 from shaping.testing import DEFAULT_ROOT, FakeClassifier, FakeKernel
 

@@ -9,7 +9,8 @@ from shaping_contract import CLAIMS, make_tree
 
 from hive_qos.errors import PrivilegeError
 from shaping.kernel_api import Kernel
-from shaping.model import LEAF_MINOR, AddClass
+from shaping.model.names import LEAF_MINOR
+from shaping.model.tree import AddClass
 from shaping.plan.diff import diff
 from shaping.testing import FakeKernel
 

@@ -24,16 +24,9 @@ from typing import Any
 
 from shaping.journal import Journal
 from shaping.kernel import RealKernel
-from shaping.model import (
-    DESTINATION_MINOR,
-    JOB_MINOR,
-    ClassCounters,
-    ClassShape,
-    DestinationShape,
-    InterfaceShape,
-    JobShape,
-    Rule,
-)
+from shaping.model.names import DESTINATION_MINOR, JOB_MINOR
+from shaping.model.observations import ClassCounters
+from shaping.model.shapes import ClassShape, DestinationShape, InterfaceShape, JobShape, Rule
 from shaping.shaper import Shaper
 from tools.brokerbench.programs.flood import PORT
 from tools.measure.fixed import FixedTree

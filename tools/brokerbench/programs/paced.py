@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from shaping.classify.socket_priority import mark_socket
-from shaping.model import DSCP, JOB_MINOR
+from shaping.model.names import DSCP, JOB_MINOR
 from tools.brokerbench.programs.ending import Ending
 
 PORT = 8732

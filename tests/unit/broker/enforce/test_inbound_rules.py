@@ -13,7 +13,7 @@ from broker.measure.flow_table import PassedSocket
 from broker.measure.tcp_diag import BoundSocket
 from broker.process import rights
 from broker.process.log import open_log
-from shaping.model import Arrival
+from shaping.model.shapes import Arrival
 
 OWN = ("10.0.0.1", "fd00::1", "fe80::1")
 

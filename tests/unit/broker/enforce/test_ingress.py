@@ -20,7 +20,7 @@ from broker.policy.types import CLASS_NAMES, Policy
 from broker.process.log import open_log
 from hive_qos.errors import KernelRejectedError
 from shaping.journal import Journal
-from shaping.model import ClassCounters, InterfaceCounters
+from shaping.model.observations import ClassCounters, InterfaceCounters
 from shaping.shaper import Shaper
 from shaping.testing import FakeKernel
 

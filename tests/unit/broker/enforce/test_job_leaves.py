@@ -13,7 +13,8 @@ from broker.law.state import State
 from broker.model.values import ClassSample, InterfaceAllocation, InterfaceSample, JobKey, JobSample, Measurements
 from broker.policy.toml import load
 from broker.policy.types import CLASS_NAMES
-from shaping.model import JOB_MINOR, Capabilities
+from shaping.model.names import JOB_MINOR
+from shaping.model.observations import Capabilities
 from shaping.plan.desired_tree import desired_tree
 from shaping.plan.leaves import RATE_BITS_PER_S_MIN as LEAF_BITS_PER_S_MIN
 

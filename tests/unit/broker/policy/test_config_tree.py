@@ -15,7 +15,8 @@ from broker.model.reasons import Reason
 from broker.model.values import ClassAllocation, InterfaceAllocation, Measurements
 from broker.policy.toml import EGRESS_BITS_PER_S_MIN, MATCH_RULES_MAX, ConfigurationErrors, load
 from broker.policy.types import CLASS_NAMES, Policy
-from shaping.model import Capabilities, InterfaceShape
+from shaping.model.observations import Capabilities
+from shaping.model.shapes import InterfaceShape
 from shaping.plan.desired_tree import desired_tree
 
 GBIT = 10**9

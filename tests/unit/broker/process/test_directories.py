@@ -14,7 +14,7 @@ from broker.client.protocol import MessageError
 from broker.process.locks import directory
 from hive_qos.errors import ConfigurationError
 from shaping.journal import Journal
-from shaping.model import PriorQdisc
+from shaping.model.observations import PriorQdisc
 
 
 def test_a_directory_is_made_with_its_mode_and_taken_again(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from broker.measure.flow_table import SENDS_BYTES, SENDS_S, FlowTable, PassedSoc
 from broker.model.connection_report import ConnectionReport, Endpoint
 from broker.policy.types import TrafficClass
 from broker.sessions.job_table import JobTable, Slots
-from shaping.model import ClassCounters
+from shaping.model.observations import ClassCounters
 
 
 def connection(

@@ -34,7 +34,7 @@ from broker.sessions.messages import (
 from broker.sessions.need_table import NeedTable
 from broker.sessions.server import Session
 from broker.sessions.service import DESTINATIONS_AT_ONCE, URGENT_AT_ONCE, URGENT_PER_S, USERS_MAX, SessionService
-from shaping.model import BULK_NAME, JOB_MINOR, LEAF_MINOR, MARK_MINOR
+from shaping.model.names import BULK_NAME, JOB_MINOR, LEAF_MINOR, MARK_MINOR
 
 AUTHORITY = Authority(
     group=None, admin_group=None, uids=frozenset({1000, 1001}), class_uids=frozenset({("compute", 1001)}), notes=()

@@ -28,7 +28,8 @@ from broker.policy.toml import load
 from broker.sessions.burst_table import BURSTS_PER_SESSION_MAX, BURSTS_PER_USER_MAX, BurstTable
 from broker.sessions.messages import Announce, Declare
 from broker.sessions.need_table import EVERYWHERE, NEED_S, NeedTable
-from shaping.model import Capabilities, Rule
+from shaping.model.observations import Capabilities
+from shaping.model.shapes import Rule
 from shaping.plan.desired_tree import desired_tree
 
 POLICY = load(

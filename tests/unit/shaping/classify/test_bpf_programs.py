@@ -10,7 +10,7 @@ import pytest
 from shaping.classify.bpf import instruction, load_64
 from shaping.classify.bpf_programs import accept_program, create_program
 from shaping.classify.cgroup import find_mount
-from shaping.model import classid
+from shaping.model.names import classid
 
 
 def test_every_jump_of_a_program_lands_inside_it() -> None:

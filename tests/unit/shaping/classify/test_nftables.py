@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 from hive_qos.netlink import Request, attribute_map
 from shaping.classify.nftables import replace_table
-from shaping.model import MARK_MINOR, FilterSpec, Rule
+from shaping.model.names import MARK_MINOR
+from shaping.model.shapes import Rule
+from shaping.model.tree import FilterSpec
 from shaping.plan.packet_filters import packet_filters
 
 HEAD_BYTES = 4

@@ -14,18 +14,10 @@ from shaping_contract import MBIT, make_shape
 
 from hive_qos.errors import ConfigurationError, KernelRejectedError, PrivilegeError, ShapingError
 from shaping.journal import Journal
-from shaping.model import (
-    DEFAULT_LEAVES,
-    AddClass,
-    AddFilter,
-    AddLeaf,
-    Capabilities,
-    DestinationShape,
-    IngressShape,
-    JobShape,
-    Redirection,
-    Rule,
-)
+from shaping.model.names import DEFAULT_LEAVES
+from shaping.model.observations import Capabilities, Redirection
+from shaping.model.shapes import DestinationShape, IngressShape, JobShape, Rule
+from shaping.model.tree import AddClass, AddFilter, AddLeaf
 from shaping.plan.desired_tree import desired_tree
 from shaping.shaper import Shaper
 from shaping.testing import DEFAULT_SEGMENTS, FakeKernel

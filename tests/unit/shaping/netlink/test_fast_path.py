@@ -11,7 +11,10 @@ from pyroute2.netlink.rtnl.tcmsg import plugins, tcmsg
 from shaping_contract import MBIT, make_shape
 
 from hive_qos.netlink import attribute_map, pack_attribute
-from shaping.model import AddClass, AddLeaf, Capabilities, FilterSpec, LeafSpec, Rule, classid, show_classid
+from shaping.model.names import classid, show_classid
+from shaping.model.observations import Capabilities
+from shaping.model.shapes import Rule
+from shaping.model.tree import AddClass, AddLeaf, FilterSpec, LeafSpec
 from shaping.netlink.fast_path import decode_class, decode_counters, decode_leaf, decode_object, encode_operation
 from shaping.netlink.plugins import U32, matches_of, register
 from shaping.netlink.root import _taken_back

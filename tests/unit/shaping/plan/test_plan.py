@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shaping_contract import MBIT, make_shape
 
-from shaping.model import (
+from shaping.model.names import (
     BULK_NAME,
     CLASS_NAMES,
     CLASS_OF_LEAF,
@@ -23,19 +23,10 @@ from shaping.model import (
     MAJOR,
     MARK_MINOR,
     ROOT_MINOR,
-    AddClass,
-    AddLeaf,
-    Capabilities,
-    ChangeClass,
-    ChangeLeaf,
-    ClassShape,
-    DeleteFilter,
-    DestinationShape,
-    InterfaceShape,
-    JobShape,
-    Rule,
-    Tree,
 )
+from shaping.model.observations import Capabilities
+from shaping.model.shapes import ClassShape, DestinationShape, InterfaceShape, JobShape, Rule
+from shaping.model.tree import AddClass, AddLeaf, ChangeClass, ChangeLeaf, DeleteFilter, Tree
 from shaping.netlink.psched_ticks import burst_bytes_of, burst_ticks, round_burst_bytes
 from shaping.plan.desired_tree import BURST_BYTES_MIN, desired_tree
 from shaping.plan.diff import StructureError, diff

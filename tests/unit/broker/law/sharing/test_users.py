@@ -23,7 +23,8 @@ from broker.model.values import (
 )
 from broker.policy.toml import load
 from broker.policy.types import CLASS_NAMES
-from shaping.model import JOB_MINOR, Capabilities
+from shaping.model.names import JOB_MINOR
+from shaping.model.observations import Capabilities
 from shaping.plan.desired_tree import desired_tree
 
 TEXT = 'version = 1\n[[interface]]\nname = "a"\negress = "100 Mbit/s"\n'
