@@ -2,7 +2,7 @@
 
 One thread and one selector, shared with the daemon. Every descriptor that arrives, and every connection that ends, is
 handed to `CloserClient`: this thread closes nothing of a client's, for a close may last as long as its owner chose.
-What a client may cost is bounded: sessions, messages a second, sockets, replies that it does not read.
+What a client may cost is bounded: sessions, messages and bytes a second, sockets, replies that it does not read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from broker.client.protocol import DESCRIPTORS_MAX, PACKET_BYTES_MAX
-from broker.model.token_bucket import TokenBucket
+from broker.model.token_bucket import TokenBucket, TokenBuckets
 from broker.process.closer import SPACE
 from broker.process.closer_client import CloserClient
 from broker.process.locks import listen
@@ -42,6 +42,9 @@ SESSIONS_MAX = 256
 SESSIONS_PER_USER_MAX = 64
 """So that no user takes them all."""
 HELLO_TIMEOUT_S = 5.0
+REQUEST_BYTES_PER_S, REQUEST_BYTES_AT_ONCE = 512 * 1024, 128 * 1024
+"""Messages of one user's sessions, without reports: 64 programs with 20 bursts of 400 bytes a second. Reading a byte
+takes 0.3 microseconds, so one user delays the others by 40 ms. What is beyond waits in the session's socket."""
 REPORT_BYTES_PER_TICK = 16 * 1024
 """Reports read between two ticks: about 64 connections, 2 ms. What is beyond is dropped unread, not queued."""
 REPORT_INTERVAL_S_MAX = 1.0
@@ -97,6 +100,7 @@ class Session:
         self.machine = SessionProtocol(name=name, host=host)
         self.allowance = TokenBucket(per_s=MESSAGES_PER_S, at_once=MESSAGES_AT_ONCE, now_s=now_s)
         self.reported_s = float("-inf")
+        self.read_s = now_s
         self.paused_until_s: float | None = None
         self.pidfd = pidfd
         self.closed = False
@@ -149,6 +153,9 @@ class SessionServer:
         self.sessions: dict[str, Session] = {}
         self._selector, self._host, self._service, self._log, self._clock = selector, host, service, log, clock
         self._closing = closing
+        self._requests = TokenBuckets[int](
+            per_s=REQUEST_BYTES_PER_S, at_once=REQUEST_BYTES_AT_ONCE, remembered=SESSIONS_MAX
+        )
         self._numbers = 0
         self._report_bytes_left = REPORT_BYTES_PER_TICK
         self._path = path
@@ -168,14 +175,17 @@ class SessionServer:
             os.unlink(self._path)
 
     def housekeeping(self) -> None:
-        """Once a tick: read again from paused sessions, end those that sent no hello."""
+        """Once a tick: read again from paused sessions, end those that sent no hello.
+
+        What a user may still send goes first to those of his sessions that were read longest ago.
+        """
         now_s = self._clock()
         self._report_bytes_left = REPORT_BYTES_PER_TICK
         self._closing.look()
         if not self._accepts and not self._closing.full:
             self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
             self._accepts = True
-        for session in list(self.sessions.values()):
+        for session in sorted(self.sessions.values(), key=lambda one: one.read_s):
             if session.paused_until_s is not None and now_s >= session.paused_until_s:
                 session.paused_until_s = None
                 self._selector.register(session.sock, selectors.EVENT_READ, lambda one=session: self._read(one))
@@ -250,8 +260,10 @@ class SessionServer:
         for _ in range(PACKETS_PER_WAKE):
             if session.closed:
                 return
-            if self._closing.behind(session.peer.uid):
-                self._pause(session, PAUSE_S)
+            uid, now_s = session.peer.uid, self._clock()
+            wait_s = PAUSE_S if self._closing.behind(uid) else self._requests.charge(uid, count=0, now_s=now_s)
+            if wait_s > 0:
+                self._pause(session, wait_s)
                 return
             try:
                 packet, descriptors, truncated = _receive(session.sock)
@@ -260,13 +272,14 @@ class SessionServer:
             except OSError as problem:
                 self._end(session, "", f"connection lost: {problem}")
                 return
-            if descriptors or not self._is_too_much(session, packet):
+            session.read_s = now_s
+            if self._admits(session, packet, with_descriptors=bool(descriptors)):
                 try:
                     actions = session.machine.receive(packet, descriptors=len(descriptors), truncated=truncated)
                     self._perform(session, actions, descriptors)
                 finally:
                     if descriptors:
-                        self._closing.take(descriptors, uid=session.peer.uid)
+                        self._closing.take(descriptors, uid=uid)
             session.allowance.take(now_s=self._clock())
             if not session.closed and session.allowance.wait_s() > 0:
                 self._pause(session, session.allowance.wait_s())
@@ -277,16 +290,17 @@ class SessionServer:
         session.paused_until_s = self._clock() + wait_s
         self._selector.unregister(session.sock)
 
-    def _is_too_much(self, session: Session, packet: bytes) -> bool:
-        """Whether this is a report beyond what we read between two ticks."""
-        if session.machine.phase is not Phase.OPEN or not packet.startswith(_REPORT_PREFIX):
-            return False
+    def _admits(self, session: Session, packet: bytes, *, with_descriptors: bool) -> bool:
+        """Charge a packet to its user, or a report to this tick; False for a report beyond what a tick reads."""
         now_s = self._clock()
-        if self._report_bytes_left <= 0 and now_s - session.reported_s < REPORT_INTERVAL_S_MAX:
+        if with_descriptors or session.machine.phase is not Phase.OPEN or not packet.startswith(_REPORT_PREFIX):
+            self._requests.charge(session.peer.uid, count=len(packet), now_s=now_s)
             return True
+        if self._report_bytes_left <= 0 and now_s - session.reported_s < REPORT_INTERVAL_S_MAX:
+            return False
         self._report_bytes_left -= len(packet)
         session.reported_s = now_s
-        return False
+        return True
 
     def _perform(self, session: Session, actions: tuple[object, ...], descriptors: list[int]) -> None:
         for action in actions:

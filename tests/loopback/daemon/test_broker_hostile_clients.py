@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import gc
 import json
@@ -23,8 +24,9 @@ from patience import most_of, wait_until
 
 from broker.client import Session, request
 from broker.client.protocol import encode
-from broker.process.rights import Authority, Right
+from broker.process.rights import Authority, Right, peer_of
 from broker.sessions import server
+from broker.sessions.messages import Announce
 from broker.sessions.protocol import MESSAGES_AT_ONCE, MESSAGES_PER_S
 from broker.sessions.service import SessionService
 from hive_qos.errors import BrokerRejectedError
@@ -208,6 +210,41 @@ def test_a_flooding_client_is_slowed_down_and_nothing_else_is(running: Running) 
             fill()
         read_max = MESSAGES_AT_ONCE + MESSAGES_PER_S * (time.monotonic() - began_s)
         assert sent <= read_max + QUEUE_MAX, "it is read as fast as it floods"
+
+
+def test_what_one_users_sessions_queue_together_is_read_in_turn_with_anothers(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many sessions queue bursts with many destinations; another user's session is answered before most are read."""
+    read: list[str] = []
+    release = threading.Event()
+    announce = SessionService.announce
+
+    def counted(service: SessionService, session: server.Session, message: Announce) -> None:
+        read.append(session.name)
+        announce(service, session, message)
+
+    monkeypatch.setattr(SessionService, "announce", counted)
+    with contextlib.ExitStack() as held:
+        flood = [held.enter_context(connected(running.sessions)) for _ in range(30)]
+        own = peer_of(flood[0])  # this process, at both ends
+        with monkeypatch.context() as patch:
+            patch.setattr(Authority, "right_of", lambda authority, peer: Right.USE)
+            patch.setattr(server, "peer_of", lambda sock: dataclasses.replace(own, uid=own.uid + 1))
+            other = held.enter_context(connected(running.sessions))
+        running.between_rounds(release)
+        destinations = {f"127.0.{one // 256}.{one % 256}": 1000 for one in range(1024)}
+        burst = encode({"op": "burst", "job": "j", "step": 1, "bytes": destinations, "deadline_s": 60.0})
+        for session in flood * 5:
+            session.setblocking(False)  # else Python waits until three quarters of the buffer are free
+            session.send(burst)
+        release.set()
+        assert ask(other, {"op": "enter", "id": 1, "class": "nonsense"})["op"] == "error"
+        assert len(read) < len(flood) * 5 / 4  # a quiet machine has read seven bursts by now
+        wait_until(lambda: len(read) == len(flood) * 5)
+    assert len(set(read[: len(read) // 2])) == len(flood), (
+        "sessions of one user waited for others to be read to the end"
+    )
 
 
 def test_a_client_that_does_not_read_is_ended(running: Running) -> None:

@@ -26,3 +26,12 @@ def test_each_has_an_allowance_of_his_own_and_the_oldest_is_forgotten() -> None:
         True, False, True, False, True, True,
     ]  # fmt: skip
     assert len(buckets) == 2
+
+
+def test_what_is_taken_on_credit_is_paid_back_before_anything_is_left() -> None:
+    buckets = TokenBuckets[str](per_s=10.0, at_once=5.0, remembered=2)
+    assert buckets.charge("a", count=5, now_s=0.0) == 0
+    assert buckets.charge("a", count=20, now_s=0.0) == pytest.approx(2.0)
+    assert buckets.charge("a", count=0, now_s=1.5) == pytest.approx(0.5)
+    assert buckets.charge("b", count=0, now_s=1.5) == 0
+    assert buckets.charge("a", count=0, now_s=2.0) == 0
