@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,6 +30,8 @@ guarantee_window = "3 s"
 [daemon]
 group = "nogroup"
 """
+A_FIFTH = 4_000_000
+"""Storage's share of the receiver's 20 Mbit/s; a tenth less is promised where a little is left free."""
 UDP = """
 import pathlib, socket, sys, time
 pathlib.Path("/proc/self/comm").write_text("quicsync")
@@ -99,17 +102,25 @@ def test_a_sender_that_is_held_says_to_what_and_towards_whom_in_its_row(lab: Lab
             address = lab["a"].address
 
             def held() -> bool:
-                now = storage_of(sender)
+                """In one document: the hold may end before the next."""
+                link = sender.status()["interfaces"][0]
+                now = next(one for one in link["classes"] if one["name"] == "storage")
+                promised = [one["guarantee_bits_per_s"] for one in link["destinations"] if one["address"] == address]
                 limited = now["usable_bits_per_s"] <= 20_000_000 < 190_000_000 < now["ceil_bits_per_s"]
-                return limited and f"towards {address}, as a asks; " in now["held"]
+                return (
+                    limited
+                    and f"towards {address}, as a asks; " in now["held"]
+                    and any(0.9 * A_FIFTH <= rate <= A_FIFTH for rate in promised)
+                )
 
             wait_until(held, what=sender.status)
-            (towards,) = sender.status()["interfaces"][0]["destinations"]
-            assert towards["guarantee_bits_per_s"] == 4_000_000 - 4_000_000 // 20, "a fifth of the receiver's way in"
-            wait_until(lambda: "held to" in screen(sender), what=lambda: screen(sender))
-            text = " ".join(screen(sender).split())
-            assert f"towards {address}, as a asks" in text
-            assert "3.8 Mbit/s are promised" in text
+
+            def shown() -> bool:
+                text = " ".join(screen(sender).split())
+                found = re.search(rf"held to .* towards {address}, as a asks; .* ([0-9.]+) Mbit/s are promised", text)
+                return found is not None and 0.9 * A_FIFTH <= float(found[1]) * 1e6 <= A_FIFTH
+
+            wait_until(shown, what=lambda: screen(sender))
 
 
 def test_averages_tell_of_the_promise_and_programs_by_name_of_who_sends_udp_too(lab: Lab) -> None:
