@@ -33,7 +33,8 @@ from transport.mesh.address_watcher import Moves
 from transport.mesh.endpoint import Endpoint
 from transport.mesh.one_way_delay import PathDelays
 from transport.mesh.sockets import Sockets
-from transport.p2p import TAG_MAX, Letter, PostOffice
+from transport.p2p.engine import TAG_MAX, P2PEngine
+from transport.p2p.operation import P2POp
 from transport.settings import Settings
 from transport.tensors import TensorView
 from transport.wire.header import Header, Kind
@@ -67,7 +68,7 @@ class Runtime:
         self._endpoint: Endpoint
         self._in_flight: InFlight
         self._control: ControlMessages
-        self._post: PostOffice
+        self._p2p: P2PEngine
         self._paths: PathDelays
         self._broker: BrokerLink | None = None
         self._moves: Moves | None = None
@@ -147,9 +148,9 @@ class Runtime:
             in_flight=self._in_flight,
             paths=self._paths,
             lost=self._lost,
-            on_gone=lambda: self._post.gone(self._anybody_left),
+            on_gone=lambda: self._p2p.gone(self._anybody_left),
         )
-        self._post = PostOffice(
+        self._p2p = P2PEngine(
             self._endpoint,
             lambda group, rank: self._groups.by_name[group].ranks.index(rank),
             receive_bytes_max=self._settings.receive_bytes_max,
@@ -208,11 +209,11 @@ class Runtime:
         """In the loop's thread."""
 
         def is_busy(group: str) -> bool:
-            return self._in_flight.is_running(group) or any(self._post.of_group(group))
+            return self._in_flight.is_running(group) or any(self._p2p.of_group(group))
 
         for oldest in self._groups.retire(name, is_busy=is_busy):
             self._in_flight.forget(oldest)
-            self._post.forget(oldest)
+            self._p2p.forget(oldest)
 
     def start(self, calls: Sequence[Call], *, timeout_s: float, priority: Priority) -> list[Work]:
         """Begin collectives of one group, all of them or none: where this raises, none of their tensors is in use."""
@@ -284,12 +285,12 @@ class Runtime:
         self._check_point_to_point(rank, tag)
         view = TensorView.of(tensor, writable=False)
         work = Work(f"send with tag {tag} to rank {rank} of group {group}", bytes_total=view.data.nbytes)
-        letter = Letter(work, group, tag, timeout_s, time.monotonic() + timeout_s)
+        op = P2POp(work, group, tag, timeout_s, time.monotonic() + timeout_s)
         with self._lock:
             self._check_open()
             self._groups.open(group)
             order = next(self._order)
-            self._begin_letter(letter, lambda: self._post.send(letter, rank, view, priority=priority, order=order))
+            self._begin_p2p(op, lambda: self._p2p.send(op, rank, view, priority=priority, order=order))
         return work
 
     def recv(self, group: str, rank: int | None, tag: int, into: object | None, *, timeout_s: float) -> Work:
@@ -300,19 +301,19 @@ class Runtime:
         work = Work(
             f"receive with tag {tag} from {source} of group {group}", bytes_total=view.data.nbytes if view else 0
         )
-        letter = Letter(work, group, tag, timeout_s, time.monotonic() + timeout_s, into=view)
+        op = P2POp(work, group, tag, timeout_s, time.monotonic() + timeout_s, into=view)
         with self._lock:
             self._check_open()
             self._groups.open(group)
-            self._begin_letter(letter, lambda: self._post.receive(letter, rank))
+            self._begin_p2p(op, lambda: self._p2p.receive(op, rank))
         return work
 
-    def _begin_letter(self, letter: Letter, begin: Callable[[], None]) -> None:
+    def _begin_p2p(self, op: P2POp, begin: Callable[[], None]) -> None:
         def guarded() -> None:
             try:
                 begin()
             except Exception as error:  # noqa: BLE001 - this message ends, others go on
-                self._post.fail(letter, unforeseen(letter.work.what, error))
+                self._p2p.fail(op, unforeseen(op.work.what, error))
 
         self._call_open(guarded)
 
@@ -379,7 +380,7 @@ class Runtime:
         if not self._endpoint.peers.peers:
             self._connected.set()  # a world of one
         wake_s = math.inf
-        parts = self._endpoint.tick, self._in_flight.tick, self._post.tick, self._tick_broker, self._tick_moves
+        parts = self._endpoint.tick, self._in_flight.tick, self._p2p.tick, self._tick_broker, self._tick_moves
         for tick in parts:
             try:
                 wake_s = min(wake_s, tick(now_s))
@@ -399,7 +400,7 @@ class Runtime:
         if header.kind is Kind.COLLECTIVE:
             self._in_flight.announced(rank, header)
         else:
-            self._post.announced(rank, header)
+            self._p2p.announced(rank, header)
 
     def _refused(self, rank: int, error: PeerError) -> None:
         """Dialling a rank ended with its fault, or what looks so. While we connect, that does not mend itself."""
@@ -413,8 +414,8 @@ class Runtime:
 
     def _cancel(self, group: str | None, reason: str) -> None:
         self._in_flight.cancel(group, reason)
-        for letter in self._post.of_group(group):
-            self._post.fail(letter, CancelledError(f"{letter.work.what}: {reason}"))
+        for op in self._p2p.of_group(group):
+            self._p2p.fail(op, CancelledError(f"{op.work.what}: {reason}"))
 
     def _say_goodbye(self, said: threading.Event) -> None:
         self._endpoint.closing = True
@@ -423,8 +424,8 @@ class Runtime:
 
     def _abandon_all(self) -> None:
         self._in_flight.abandon()
-        for letter in self._post.of_group(None):
-            self._post.abandon(letter)
+        for op in self._p2p.of_group(None):
+            self._p2p.abandon(op)
 
     def _anybody_left(self, group: str) -> bool:
         others = [rank for rank in self._groups.by_name[group].ranks if rank != self.rank]

@@ -19,7 +19,7 @@ from hive_qos.errors import (
 )
 from transport import Priority, TensorView
 from transport.collectives.membership import CLOSED_MAX
-from transport.p2p import EAGER_BODY_BYTES, EAGER_BYTES_MAX, INLINE_BYTES
+from transport.p2p.engine import EAGER_BODY_BYTES, EAGER_BYTES_MAX, INLINE_BYTES
 from transport.wire.header import Kind
 
 
@@ -298,7 +298,7 @@ def test_a_tensor_that_was_resized_away_ends_what_it_was_lent_for_as_misuse(make
 )
 def test_a_head_that_is_none_ends_the_receive_that_took_it_and_names_its_sender(make_world, monkeypatch, head):
     world = make_world(2)
-    monkeypatch.setattr("transport.p2p.json", SimpleNamespace(dumps=lambda _: head, loads=json.loads))
+    monkeypatch.setattr("transport.p2p.operation.json", SimpleNamespace(dumps=lambda _: head, loads=json.loads))
     world.groups[0].send(np.zeros(10 * INLINE_BYTES, "u1"), 1)
     with pytest.raises(PeerError, match="rank 0"):
         world.groups[1].recv(None, 0).wait(30)
@@ -317,14 +317,9 @@ def test_tags_that_are_used_once_leave_nothing_but_their_numbers(make_world):
             work.wait(30)
         world.groups[1].send(np.ones(3), 0, tag).wait(30)  # it waits for its receiver
         world.groups[0].recv(None, None, tag).wait(30)
-    post = world.groups[0]._runtime._post
-    assert [post._waiting_heads, post._for_anybody, post._letters, post._posted, post._unclaimed] == [
-        {},
-        {},
-        {},
-        {},
-        set(),
-    ]
+    p2p = world.groups[0]._runtime._p2p
+    anybody = p2p._any_source
+    assert [anybody._heads, anybody._waiting, p2p._ops, p2p._posted, p2p._unexpected] == [{}, {}, {}, {}, set()]
 
 
 def test_a_group_that_was_closed_says_so_and_is_forgotten_when_many_others_have_been_closed(make_world):
@@ -347,5 +342,5 @@ def test_a_group_that_was_closed_says_so_and_is_forgotten_when_many_others_have_
         wait_until(lambda known=known: len(known) == CLOSED_MAX + 1, what=lambda known=known: known)
         assert "first" not in known
         assert not [key for key in runtime._in_flight._done if key[0] == "first"]
-        numbers = runtime._post._sent if group.rank == 0 else runtime._post._taken
+        numbers = runtime._p2p._sent if group.rank == 0 else runtime._p2p._taken
         assert len(numbers._next) == CLOSED_MAX

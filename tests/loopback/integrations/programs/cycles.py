@@ -55,7 +55,8 @@ def subgroups(rank: int, size: int) -> None:
         del group
         if turn in (79, 159):
             seen.append(standing())
-    post = dist.group.WORLD.collectives.group._runtime._post
-    kept = {name: len(value) for name, value in vars(post).items() if isinstance(value, dict | set)}
-    report(first=seen[0], last=seen[1], numbers=len(post._sent._next) + len(post._taken._next), **kept)
+    p2p = dist.group.WORLD.collectives.group._runtime._p2p
+    fields = vars(p2p) | vars(p2p._any_source)
+    kept = {name: len(value) for name, value in fields.items() if isinstance(value, dict | set)}
+    report(first=seen[0], last=seen[1], numbers=len(p2p._sent._next) + len(p2p._taken._next), **kept)
     dist.destroy_process_group()

@@ -11,7 +11,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 @dataclass
-class Numbers(Generic[K]):
+class SequenceNumbers(Generic[K]):
     """Numbers from 0 on for each key. What was given back comes first again, the smallest first."""
 
     _next: dict[K, int] = field(default_factory=dict)

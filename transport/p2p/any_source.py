@@ -1,0 +1,77 @@
+"""Receives from whichever rank sends first (MPI_ANY_SOURCE), and the heads that came before anybody took them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from transport.p2p.operation import P2POp
+
+
+class AnySource:
+    """Matches receives from any rank, in the order in which they began, with heads that nobody has posted for.
+
+    Args:
+        next_number: of the next message from a rank, by group, tag and rank. A head matches where it has that number.
+    """
+
+    def __init__(self, next_number: Callable[[str, int, int], int]) -> None:
+        self._next_number = next_number
+        self._heads: dict[tuple[str, int], dict[int, set[int]]] = {}
+        self._waiting: dict[tuple[str, int], deque[P2POp]] = {}
+
+    def __contains__(self, op: P2POp) -> bool:
+        return op in self._waiting.get((op.group, op.tag), ())
+
+    def ops(self) -> list[P2POp]:
+        """The receives that wait."""
+        return [op for ops in self._waiting.values() for op in ops]
+
+    def add(self, op: P2POp) -> None:
+        """A receive from any rank begins."""
+        self._waiting.setdefault((op.group, op.tag), deque()).append(op)
+
+    def discard(self, op: P2POp) -> None:
+        """One waits no longer."""
+        if op in self:
+            self._waiting[op.group, op.tag].remove(op)
+            self._drop_empty(op.group, op.tag)
+
+    def head_came(self, group: str, tag: int, rank: int, number: int) -> None:
+        """A head came that nobody has posted for."""
+        self._heads.setdefault((group, tag), {}).setdefault(rank, set()).add(number)
+
+    def head_taken(self, group: str, tag: int, rank: int, number: int) -> None:
+        """A message is posted for: its head waits for nobody else."""
+        heads = self._heads.get((group, tag))
+        if heads is not None:
+            heads.get(rank, set()).discard(number)
+            self._drop_empty(group, tag)
+
+    def matches(self, group: str, tag: int) -> Iterator[tuple[P2POp, int]]:
+        """Receives that have a head now, each with its rank, the smallest of several. The caller takes each at once."""
+        while ops := self._waiting.get((group, tag)):
+            heads = self._heads.get((group, tag), {})
+            ready = [rank for rank, numbers in heads.items() if self._next_number(group, tag, rank) in numbers]
+            if not ready:
+                return
+            op = ops.popleft()
+            self._drop_empty(group, tag)
+            yield op, min(ready)
+
+    def forget(self, group: str) -> None:
+        """Drop all of a group in which nothing is under way any more."""
+        for name, tag in [*self._heads, *self._waiting]:
+            if name == group:
+                self._heads.pop((name, tag), None)
+                self._waiting.pop((name, tag), None)
+
+    def _drop_empty(self, group: str, tag: int) -> None:
+        """Keep nothing of a tag that nothing waits for: programs take a new one for each step."""
+        heads = self._heads.get((group, tag), {})
+        for rank in [rank for rank, numbers in heads.items() if not numbers]:
+            del heads[rank]
+        if not heads:
+            self._heads.pop((group, tag), None)
+        if not self._waiting.get((group, tag)):
+            self._waiting.pop((group, tag), None)

@@ -1,0 +1,395 @@
+"""Point-to-point messages: numbered by sender, receiver and tag, so that they stay in order whatever the network does.
+
+A message is a head and, above `INLINE_BYTES`, a body. The head says dtype and shape, and carries small payloads itself;
+so a receiver that did not know what is coming, or from whom, learns it before it has to provide memory, and a mismatch
+is noticed before anything is written. A body of up to `EAGER_BODY_BYTES` leaves at once, as long as no more than
+`EAGER_BYTES_MAX` of them wait for a receiver; any other leaves when the receiver has asked for it (a message without
+payload, sent when its buffer is posted), so that what nobody receives yet takes neither the connection's credit nor a
+place among what is under way. A receiver that asks before the head has come costs no round trip.
+
+The number of a message is part of its key. A receive that ends without its message gives its number back, so that the
+next one takes it. A send that ends without arriving says so with a void message of its number, which receivers skip.
+Messages that nobody can take any more (duplicates of a reconnect, what was given up) are taken and dropped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from hive_qos.errors import CancelledError, ConnectionLostError, HiveError, PeerError, TimedOutError, TransportError
+from transport.engine.base import Buffer, Priority, Received
+from transport.mesh.endpoint import RANK_BITS, Endpoint, Ticket
+from transport.p2p.any_source import AnySource
+from transport.p2p.operation import ASK, BODY, GROUP_SUFFIX, HEAD, VOID, P2POp, describe, described
+from transport.p2p.sequence_numbers import SequenceNumbers
+from transport.tensors import TensorView
+from transport.wire.dtypes import item_bytes
+from transport.wire.header import Header, MatchKey
+from transport.work import unforeseen
+
+INLINE_BYTES = 64 * 1024
+EAGER_BODY_BYTES = 2**20
+EAGER_BYTES_MAX = 8 * 2**20
+"""To one peer, of bodies that nobody has asked for: a quarter of the connection's window."""
+TAG_MAX = 2**40 - 1
+REFUSAL_BYTES_MAX = 512
+STEPS_MAX = 2**63 - 1
+
+
+class P2PEngine:
+    """All point-to-point messages of this rank. Runs in the transport's thread.
+
+    Args:
+        group_rank: a rank of the endpoint as a rank of a group.
+        receive_bytes_max: most that is allocated for one message on its sender's word.
+    """
+
+    def __init__(self, endpoint: Endpoint, group_rank: Callable[[str, int], int], *, receive_bytes_max: int) -> None:
+        self._endpoint = endpoint
+        self._group_rank = group_rank
+        self._receive_bytes_max = receive_bytes_max
+        self._sent: SequenceNumbers[tuple[str, int, int]] = SequenceNumbers()
+        self._taken: SequenceNumbers[tuple[str, int, int]] = SequenceNumbers()
+        self._any_source = AnySource(lambda *key: self._taken.peek(key))
+        self._ops: dict[int, P2POp] = {}
+        self._posted: dict[tuple[int, MatchKey], int] = {}  # to how many were announced meanwhile
+        self._unexpected: set[tuple[int, MatchKey]] = set()
+        self._asked: set[tuple[int, MatchKey]] = set()
+        self._eager_bytes: dict[int, int] = {}
+
+    def send(self, op: P2POp, rank: int, view: TensorView, *, priority: Priority, order: int) -> None:
+        """Send a view to a rank."""
+        self._ops[id(op)] = op
+        op.payload = view
+        number = self._sent.take((op.group, op.tag, rank))
+        inline = view.data.nbytes <= INLINE_BYTES
+        content: TensorView | Buffer = view if inline else describe({"dtype": view.dtype, "shape": view.shape})
+        head = op.header(self._endpoint.rank, number, HEAD, content)
+        payload = content.data if isinstance(content, TensorView) else content
+        self._send_part(op, rank, head, payload, priority=priority, order=(order, 0))
+        if not inline:
+            body = op.header(self._endpoint.rank, number, BODY, view)
+
+            def send_body() -> None:
+                self._send_part(op, rank, body, view.data, priority=priority, order=(order, 1))
+
+            self._send_when_asked(op, rank, number, view.data.nbytes, send_body)
+        op.void = lambda: self._send_void(op, rank, number, inline=inline)
+
+    def receive(self, op: P2POp, rank: int | None) -> None:
+        """Take the next message of the op's tag from a rank, or from whichever comes first."""
+        self._ops[id(op)] = op
+        if rank is not None:
+            self._take(op, rank)
+            return
+        self._any_source.add(op)
+        self._match_any_source(op.group, op.tag)
+
+    def announced(self, rank: int, header: Header) -> None:
+        """A message waits that nobody has posted for: remember it, or drop it where nobody can ask for it any more."""
+        group, _, suffix = header.group.rpartition("|")
+        part = (rank, header.key)
+        if "|" + suffix != GROUP_SUFFIX:
+            return
+        if part in self._posted:
+            self._posted[part] += 1  # it came before the post did, which takes it
+            return
+        tag = header.tag >> RANK_BITS
+        numbers = self._sent if header.bucket == ASK else self._taken
+        head = (rank, replace(header.key, bucket=HEAD))
+        wanted = numbers.is_open((group, tag, rank), header.step) or (header.bucket == BODY and head in self._posted)
+        if not wanted or part in self._unexpected:
+            self._endpoint.receive(rank, header.key, None, _drop)
+            return
+        self._unexpected.add(part)
+        if header.bucket == HEAD:
+            self._any_source.head_came(group, tag, rank, header.step)
+            self._match_any_source(group, tag)
+
+    def gone(self, ranks_left: Callable[[str], bool]) -> None:
+        """Some rank is gone: those who take from anybody fail when nobody is left in their group."""
+        for op in self._any_source.ops():
+            if not ranks_left(op.group):
+                self.fail(op, TransportError(f"{op.work.what}: no other rank is left"))
+
+    def tick(self, now_s: float) -> float:
+        """Fail what is late; returns the next deadline."""
+        wake_s = math.inf
+        for op in tuple(self._ops.values()):
+            if op.error is None and now_s >= op.deadline_s:
+                what = op.work.what
+                done, total = op.work.bytes_done, op.work.bytes_total
+                self.fail(op, TimedOutError(what, timeout_s=op.timeout_s, bytes_done=done, bytes_total=total))
+            elif op.error is None:
+                wake_s = min(wake_s, op.deadline_s)
+        return wake_s
+
+    def of_group(self, group: str | None) -> Iterator[P2POp]:
+        """What is under way in a group, or in all."""
+        return iter([one for one in self._ops.values() if group is None or one.group == group])
+
+    def fail(self, op: P2POp, error: HiveError) -> None:
+        """End with an error, when its buffers are free again."""
+        if op.error is not None or op.ended:
+            return
+        op.error = error
+        if op.void is not None:
+            op.void()
+        if op.refuse is not None:
+            op.refuse(error)
+        self._any_source.discard(op)
+        for ticket in op.tickets:
+            self._endpoint.cancel(ticket, CancelledError("the message was given up"))
+        self._settle(op)
+
+    def abandon(self, op: P2POp) -> None:
+        """End now: the engine is gone."""
+        op.error = op.error or CancelledError(f"{op.work.what}: the transport was closed")
+        op.tickets.clear()
+        self._settle(op)
+
+    def forget(self, group: str) -> None:
+        """Drop all that is known of a group in which nothing is under way any more."""
+        wire = group + GROUP_SUFFIX
+        self._endpoint.discard(wire, STEPS_MAX)
+        for numbers in (self._sent, self._taken):
+            numbers.forget(lambda key: key[0] == group)
+        for parts in (self._unexpected, self._asked):
+            parts -= {part for part in parts if part[1].group == wire}
+        self._any_source.forget(group)
+
+    def _send_part(
+        self, op: P2POp, rank: int, header: Header, payload: Buffer, *, priority: Priority, order: tuple[int, int]
+    ) -> None:
+        def end(error: TransportError | None) -> None:
+            if ticket in op.tickets:
+                op.tickets.remove(ticket)
+            if error is None:
+                op.work.progress(payload.nbytes)
+                self._settle(op)
+            else:
+                self._failed(op, error)
+
+        ticket = self._endpoint.send(
+            rank, header, payload if payload.nbytes else None, priority=priority, order=order, on_end=end
+        )
+        op.tickets.append(ticket)
+
+    def _send_when_asked(self, op: P2POp, rank: int, number: int, size: int, send_body: Callable[[], None]) -> None:
+        """Send a body now if it may go unasked, else when the receiver asks; the asking gives eager bytes back."""
+        eager = size <= EAGER_BODY_BYTES and self._eager_bytes.get(rank, 0) + size <= EAGER_BYTES_MAX
+
+        def end(received: Received | None, error: TransportError | None) -> None:
+            if eager:
+                self._eager_bytes[rank] -= size
+                return
+            op.tickets.remove(ticket)
+            if error is not None or received is None:
+                self._failed(op, error or CancelledError("not asked for"))
+            elif op.error is not None:
+                self._settle(op)
+            elif received.payload:
+                self.fail(op, PeerError(f"rank {rank}", f"{op.work.what}: {_text(received.payload)}"))
+            else:
+                send_body()
+
+        ticket = self._receive(rank, op.key(rank, number, ASK), None, end)
+        if eager:
+            self._eager_bytes[rank] = self._eager_bytes.get(rank, 0) + size
+            send_body()
+        else:
+            op.tickets.append(ticket)
+
+    def _ask(self, op: P2POp, rank: int, number: int, refusal: str = "") -> None:
+        """Tell the sender that its body may come, or why it must not; once for each number."""
+        part = (rank, op.key(rank, number, BODY))
+        if (
+            (part in self._asked and not refusal)
+            or self._endpoint.closing
+            or self._endpoint.peers.error(rank) is not None
+        ):
+            return
+        self._asked.add(part)
+        text = memoryview(refusal.encode()[:REFUSAL_BYTES_MAX])
+        header = op.header(self._endpoint.rank, number, ASK, text)
+        self._endpoint.send(
+            rank, header, text if text.nbytes else None, priority=Priority.CONTROL, order=(0, 0), on_end=_forget
+        )
+
+    def _receive(
+        self,
+        rank: int,
+        key: MatchKey,
+        buffer: Buffer | None,
+        on_end: Callable[[Received | None, TransportError | None], None],
+    ) -> Ticket:
+        """Post for a message, and know that it is posted for."""
+        part = (rank, key)
+        self._unexpected.discard(part)
+        self._posted[part] = 0
+
+        def end(received: Received | None, error: TransportError | None) -> None:
+            announced = self._posted.pop(part)
+            for _ in range(announced - 1 if received is not None else 0):
+                self._endpoint.receive(rank, key, None, _drop)
+            on_end(received, error)
+
+        return self._endpoint.receive(rank, key, buffer, end)
+
+    def _drop_body(self, op: P2POp, rank: int, number: int) -> None:
+        """The body of a message whose head was taken is not wanted: drop it if it is here (else `announced` will)."""
+        part = (rank, op.key(rank, number, BODY))
+        self._asked.discard(part)
+        if part in self._unexpected:
+            self._unexpected.discard(part)
+            self._endpoint.receive(rank, part[1], None, _drop)
+
+    def _send_void(self, op: P2POp, rank: int, number: int, *, inline: bool) -> None:
+        """Say that a message will not come, so that its receiver does not wait for it."""
+        if self._endpoint.closing or self._endpoint.peers.error(rank) is not None:
+            return
+        void = describe(VOID)
+        for part in (HEAD,) if inline else (HEAD, BODY):
+            header = op.header(self._endpoint.rank, number, part, void)
+            self._endpoint.send(rank, header, void, priority=Priority.CONTROL, order=(0, 0), on_end=_forget)
+
+    def _match_any_source(self, group: str, tag: int) -> None:
+        for op, rank in self._any_source.matches(group, tag):
+            self._take(op, rank)
+
+    def _take(self, op: P2POp, rank: int) -> None:
+        number = self._taken.take((op.group, op.tag, rank))
+        self._any_source.head_taken(op.group, op.tag, rank, number)
+        op.work.source = self._group_rank(op.group, rank)
+
+        def head(received: Received) -> None:
+            self._head(op, rank, number, received)
+
+        self._receive_part(op, rank, number, HEAD, None, head)
+        if op.into is not None and op.into.data.nbytes > INLINE_BYTES:
+            self._post_body(op, rank, number, op.into)
+
+    def _post_body(self, op: P2POp, rank: int, number: int, view: TensorView) -> None:
+        op.body_posted = True
+
+        def body(received: Received) -> None:
+            self._asked.discard((rank, received.header.key))
+            op.refuse = None
+            if not received.header.dtype:
+                self.fail(op, CancelledError(f"rank {rank} gave the message up"))
+            elif (received.header.dtype, received.header.length) != (view.dtype, view.data.nbytes):
+                self.fail(op, op.mismatch(rank, received.header.dtype, received.header.shape, view))
+            else:
+                op.work.progress(view.data.nbytes)
+
+        self._receive_part(op, rank, number, BODY, view.data, body)
+        self._ask(op, rank, number)
+
+    def _head(self, op: P2POp, rank: int, number: int, received: Received) -> None:
+        """Check what is coming against what is wanted, and provide memory for it."""
+        try:
+            announced = described(received)
+            if announced is None:
+                self._drop_body(op, rank, number)
+                self._skip(op, rank)
+                return
+            dtype, shape = announced
+        except ValueError as error:
+            self.fail(op, PeerError(f"rank {rank}", f"{op.work.what}: {error}"))
+            return
+        size = math.prod(shape) * item_bytes(dtype)
+        if size > INLINE_BYTES:
+            op.refuse = lambda error: self._refuse(op, rank, number, str(error))
+        if op.into is None and size > self._receive_bytes_max:
+            limit = f"a receive into nothing takes at most {self._receive_bytes_max} (Settings.receive_bytes_max)"
+            self.fail(op, PeerError(f"rank {rank}", f"{op.work.what}: it announces {size} bytes; {limit}"))
+            return
+        if op.into is None:
+            op.into = view = TensorView.allocate(dtype=dtype, shape=shape)
+            op.result = view.numpy() if view.numpy_has_dtype else view
+            op.work.bytes_total = size
+        view = op.into
+        if (dtype, size) != (view.dtype, view.data.nbytes):
+            self.fail(op, op.mismatch(rank, dtype, shape, view))
+        elif size <= INLINE_BYTES:
+            view.data[:] = received.payload
+            op.work.progress(size)
+        elif not op.body_posted:
+            self._post_body(op, rank, number, view)
+
+    def _refuse(self, op: P2POp, rank: int, number: int, why: str) -> None:
+        """A message whose head was taken will not be: its sender need not wait."""
+        self._ask(op, rank, number, refusal=why)
+        self._drop_body(op, rank, number)
+
+    def _receive_part(
+        self, op: P2POp, rank: int, number: int, part: int, buffer: Buffer | None, take: Callable[[Received], None]
+    ) -> None:
+        key = op.key(rank, number, part)
+
+        def end(received: Received | None, error: TransportError | None) -> None:
+            if ticket in op.tickets:
+                op.tickets.remove(ticket)
+            if received is not None and op.error is None:
+                try:
+                    take(received)
+                except Exception as cause:  # noqa: BLE001 - no memory for it, or a mistake of ours: others go on
+                    self.fail(op, unforeseen(op.work.what, cause))
+            if error is not None and key.bucket == HEAD:
+                self._taken.give_back((op.group, op.tag, rank), number)
+            if error is not None:
+                self._failed(op, error)
+            else:
+                self._settle(op)
+
+        ticket = self._receive(rank, key, buffer, end)
+        op.tickets.append(ticket)
+
+    def _failed(self, op: P2POp, error: TransportError) -> None:
+        if op.error is None:
+            if isinstance(error, ConnectionLostError) and error.rank is not None:
+                rank = self._group_rank(op.group, error.rank)
+                error = ConnectionLostError(error.peer, error.reason, rank=rank)
+            self.fail(op, error)
+        else:
+            self._settle(op)
+
+    def _settle(self, op: P2POp) -> None:
+        """End the op when nothing of it is under way any more."""
+        waits = op.error is None and op in self._any_source
+        if op.tickets or waits or op.ended:
+            return
+        op.ended = True
+        del self._ops[id(op)]
+        if op.error is None:
+            try:
+                if op.payload is not None:
+                    op.payload.require_in_place()
+                if op.into is not None:
+                    op.into.write_back()
+            except HiveError as error:
+                op.error = error
+            except Exception as cause:  # noqa: BLE001 - the caller's memory is gone or has changed its size
+                op.error = unforeseen(f"unpacking the result of {op.work.what}", cause)
+        op.work.finish(op.result, op.error)
+
+    def _skip(self, op: P2POp, rank: int) -> None:
+        """The message was void: take the next one, from the same rank, unless the body was to come into the target."""
+        if op.body_posted:
+            self.fail(op, CancelledError(f"rank {rank} gave the message up"))
+        else:
+            self._take(op, rank)
+
+
+def _drop(_received: Received | None, _error: TransportError | None) -> None:
+    """Nobody wants it."""
+
+
+def _text(payload: Buffer) -> str:
+    return bytes(payload[:REFUSAL_BYTES_MAX]).decode(errors="replace")
+
+
+def _forget(_error: TransportError | None) -> None:
+    """Nobody waits for it."""
