@@ -67,13 +67,14 @@ def __dir__() -> list[str]:
 
 
 def _register_with_torch() -> None:
-    """Where torch is loaded already, make the backend `hive` known to it; torch's own entry point does it otherwise."""
+    """Where torch is loaded already, run the installed entry point `hive` that its import would have run."""
     if "torch" not in sys.modules:
         return
-    try:
-        from integrations import register_torch_backend
+    from importlib.metadata import entry_points  # torch has loaded it; others need not
 
-        register_torch_backend()
+    try:
+        for entry_point in entry_points(group="torch.backends", name="hive"):
+            entry_point.load()()
     except Exception:  # transport works without torch, whatever is wrong with the integration
         logging.getLogger("transport").exception("the torch backend could not be registered")
 
