@@ -16,7 +16,7 @@ from dataclasses import replace
 from hive_qos.errors import TransportError
 from transport.collectives.in_flight import REASON_CHARS_MAX, InFlight, RemoteAbort
 from transport.mesh.endpoint import Endpoint
-from transport.mesh.one_way_delay import PathDelays
+from transport.mesh.one_way_delay import OneWayDelay
 from transport.mesh.peers import Gone, Phase
 from transport.mesh.sockets import is_reachable
 
@@ -36,7 +36,7 @@ class ControlMessages:
         *,
         endpoint: Endpoint,
         in_flight: InFlight,
-        paths: PathDelays,
+        paths: OneWayDelay,
         lost: dict[int, str],
         on_gone: Callable[[], None],
     ) -> None:
@@ -72,9 +72,9 @@ class ControlMessages:
             case {"op": "alive"}:
                 pass  # its acknowledgement is the answer
             case {"op": "leave"}:
-                self._endpoint.bury(self._endpoint.peers.left(rank))
+                self._endpoint.report_gone(self._endpoint.peers.left(rank))
             case {"op": "dead", "rank": int(dead), "reason": str(reason)} if dead in self._endpoint.peers.peers:
-                self._endpoint.hearsay.check(
+                self._endpoint.liveness.check(
                     dead, functools.partial(self._heard_dead, dead, reason, rank), now_s=time.monotonic()
                 )
             case {"op": "abort", "group": str(group), "step": int(number), "reason": str(reason)}:
@@ -83,7 +83,7 @@ class ControlMessages:
                 if isinstance(lost, int) and lost in self._endpoint.peers.peers:
                     abort = replace(abort, lost=lost)
                     heard = functools.partial(self._heard_abort, (group, number), abort)
-                    self._endpoint.hearsay.check(lost, heard, now_s=time.monotonic())
+                    self._endpoint.liveness.check(lost, heard, now_s=time.monotonic())
                 else:
                     self._in_flight.given_up_by((group, number), abort)
             case _:
@@ -106,7 +106,7 @@ class ControlMessages:
     def _heard_dead(self, rank: int, reason: str, by: int, lost: bool) -> None:
         """Another rank says that a rank is dead, and whether it is lost to us is known."""
         if lost:
-            self._endpoint.bury(self._endpoint.peers.dead(rank, f"{reason} (noticed by rank {by})"))
+            self._endpoint.report_gone(self._endpoint.peers.dead(rank, f"{reason} (noticed by rank {by})"))
         elif (by, rank) not in self._disbelieved:
             self._disbelieved.add((by, rank))
             _log.warning("rank %d says that it lost rank %d, which still answers this rank: %s", by, rank, reason)

@@ -20,7 +20,7 @@ TICK_S_MIN = 0.005
 """What comes in quick succession shares a tick: one for each chunk took a quarter of the thread's time."""
 
 
-class Loop:
+class EventLoop:
     """A thread that runs what it is given.
 
     Args:

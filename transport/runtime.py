@@ -20,18 +20,18 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 
 from hive_qos.errors import CancelledError, HiveError, MisuseError, PeerError
-from transport.bootstrap.connect import LISTEN_EVERY_S, Meeting, Plumbing, meet, nobody_there
+from transport.bootstrap.connect import ABORT_CHECK_S, Bootstrap, Factories, exchange_rank_infos, missing_ranks_error
 from transport.bootstrap.rendezvous import Rendezvous
-from transport.broker.session import BrokerLink
+from transport.broker.session import BrokerSession
 from transport.collectives.calls import Call
 from transport.collectives.in_flight import RETURN_S_MAX, InFlight
 from transport.collectives.membership import Memberships
 from transport.control_messages import ControlMessages
 from transport.engine.base import ConnectionStatistics, Engine, Event, Priority
-from transport.event_loop import Loop
-from transport.mesh.address_watcher import Moves
+from transport.event_loop import EventLoop
+from transport.mesh.address_watcher import AddressWatcher
 from transport.mesh.endpoint import Endpoint
-from transport.mesh.one_way_delay import PathDelays
+from transport.mesh.one_way_delay import OneWayDelay
 from transport.mesh.sockets import Sockets
 from transport.p2p.engine import TAG_MAX, P2PEngine
 from transport.p2p.operation import P2POp
@@ -63,15 +63,15 @@ class Runtime:
         self._refusal: PeerError | None = None
         self._closed = False
         self._process = os.getpid()
-        self._loop = Loop(f"{THREAD_NAME}-{rank}", self._tick)
+        self._loop = EventLoop(f"{THREAD_NAME}-{rank}", self._tick)
         self._engine: Engine | None = None
         self._endpoint: Endpoint
         self._in_flight: InFlight
         self._control: ControlMessages
         self._p2p: P2PEngine
-        self._paths: PathDelays
-        self._broker: BrokerLink | None = None
-        self._moves: Moves | None = None
+        self._paths: OneWayDelay
+        self._broker: BrokerSession | None = None
+        self._address_watcher: AddressWatcher | None = None
 
     @classmethod
     def connect(
@@ -83,57 +83,57 @@ class Runtime:
         name: str,
         timeout_s: float,
         settings: Settings | None = None,
-        plumbing: Plumbing | None = None,
+        factories: Factories | None = None,
     ) -> Runtime:
         """Meet the others and connect to all of them. Arguments and errors as `Group.connect`.
 
         Args:
-            plumbing: how to make engine, sockets and identity; None for the real ones.
+            factories: how to make engine, sockets and identity; None for the real ones.
         """
         if not 0 <= rank < world_size:
             raise MisuseError(f"rank {rank} of a world of {world_size}")
         settings = Settings.from_environment() if settings is None else settings
         give_up_s = time.monotonic() + timeout_s
         runtime = cls(rank=rank, world=name, settings=settings)
-        meeting = meet(
+        bootstrap = exchange_rank_infos(
             rendezvous,
             rank=rank,
             world_size=world_size,
             world=name,
             give_up_s=give_up_s,
             settings=settings,
-            plumbing=plumbing or Plumbing(),
+            factories=factories or Factories(),
         )
         try:
-            with meeting.withdrawal.told_on_failure():
-                runtime._begin(meeting)
-                runtime._await_everybody(meeting, give_up_s, timeout_s)
+            with bootstrap.abort.published_on_failure():
+                runtime._begin(bootstrap)
+                runtime._await_everybody(bootstrap, give_up_s, timeout_s)
         except BaseException:
             runtime.close(timeout_s=0.5)
-            meeting.sockets.compute.close()  # where the engine has not taken them
-            meeting.sockets.bulk.close()
+            bootstrap.sockets.compute.close()  # where the engine has not taken them
+            bootstrap.sockets.bulk.close()
             raise
         _living.add(runtime)
         _leave_at_exit()
         return runtime
 
-    def _begin(self, meeting: Meeting) -> None:
+    def _begin(self, bootstrap: Bootstrap) -> None:
         self._endpoint = Endpoint(
             rank=self.rank,
             job=self._settings.job,
             world=self._world,
-            peers=meeting.peers,
+            peers=bootstrap.peers,
             on_gone=lambda gone: self._control.gone(gone),
             on_control=lambda rank, message: self._control.received(rank, message),
             on_announced=self._announced,
             on_refused=self._refused,
         )
-        self._paths = PathDelays(self._endpoint.control)
-        broker = self._broker = BrokerLink(
+        self._paths = OneWayDelay(self._endpoint.control)
+        broker = self._broker = BrokerSession(
             job=self._settings.job,
             socket_path=self._settings.broker,
             paths=self._paths,
-            rank_of=meeting.peers.rank_of,
+            rank_of=bootstrap.peers.rank_of,
             rates=self._settings.congestion == "rate",
         )
         self._in_flight = InFlight(
@@ -156,29 +156,29 @@ class Runtime:
             receive_bytes_max=self._settings.receive_bytes_max,
         )
         self._loop.start()
-        engine = self._engine = meeting.make_engine(self._events)
-        compute, bulk = meeting.serve(engine, self._endpoint.hello)
-        broker.register(meeting.sockets)  # marks come last: what an engine sets (ECN in the TOS) would undo them
+        engine = self._engine = bootstrap.make_engine(self._events)
+        compute, bulk = bootstrap.serve(engine, self._endpoint.hello)
+        broker.register(bootstrap.sockets)  # marks come last: what an engine sets (ECN in the TOS) would undo them
         broker.serves(compute)
         self._loop.call(lambda: self._serves(engine, compute=compute, bulk=bulk))
-        peers = meeting.peers
+        peers = bootstrap.peers
 
         def move(before: Sockets, sockets: Sockets, number: int) -> None:
             self._endpoint.move(before, sockets, number=number)
             broker.register(sockets)
 
-        self._moves = Moves(
+        self._address_watcher = AddressWatcher(
             settings=self._settings,
-            sockets=meeting.sockets,
+            sockets=bootstrap.sockets,
             peers=lambda: [peers.address(rank, bulk=False)[0] for rank in peers.peers],
             on_move=move,
         )
 
-    def _await_everybody(self, meeting: Meeting, give_up_s: float, timeout_s: float) -> None:
-        while not wait_until(self._connected, min(give_up_s, time.monotonic() + LISTEN_EVERY_S)):
+    def _await_everybody(self, bootstrap: Bootstrap, give_up_s: float, timeout_s: float) -> None:
+        while not wait_until(self._connected, min(give_up_s, time.monotonic() + ABORT_CHECK_S)):
             if time.monotonic() >= give_up_s:
-                raise nobody_there(self._endpoint.peers.missing(), timeout_s)
-            meeting.withdrawal.listen(missing=self._endpoint.peers.missing())
+                raise missing_ranks_error(self._endpoint.peers.missing(), timeout_s)
+            bootstrap.abort.listen(missing=self._endpoint.peers.missing())
         if self._refusal is not None:
             raise self._refusal
 
@@ -380,7 +380,7 @@ class Runtime:
         if not self._endpoint.peers.peers:
             self._connected.set()  # a world of one
         wake_s = math.inf
-        parts = self._endpoint.tick, self._in_flight.tick, self._p2p.tick, self._tick_broker, self._tick_moves
+        parts = self._endpoint.tick, self._in_flight.tick, self._p2p.tick, self._tick_broker, self._tick_address_watcher
         for tick in parts:
             try:
                 wake_s = min(wake_s, tick(now_s))
@@ -392,8 +392,8 @@ class Runtime:
     def _tick_broker(self, now_s: float) -> float:
         return math.inf if self._broker is None or self._closed else self._broker.tick(now_s, self._engine)
 
-    def _tick_moves(self, now_s: float) -> float:
-        return math.inf if self._moves is None or self._closed else self._moves.tick(now_s)
+    def _tick_address_watcher(self, now_s: float) -> float:
+        return math.inf if self._address_watcher is None or self._closed else self._address_watcher.tick(now_s)
 
     def _announced(self, rank: int, header: Header) -> None:
         """A message waits that nobody has asked for."""

@@ -2,7 +2,7 @@
 
 One key for a world holds what the first rank to give up says. It is believed as entries are: it names the run, and
 where the job has a secret, an HMAC covers all of it. What is not believed is as if it were not there: whoever can write
-to the store alone can hide a withdrawal by that, and cause none. A rank whose time is over says nothing: the others'
+to the store alone can hide an abort by that, and cause none. A rank whose time is over says nothing: the others'
 time is over too, and each names whom it missed.
 """
 
@@ -24,7 +24,7 @@ from transport.settings import Settings
 VERSION = 1
 REASON_CHARS_MAX = 400
 RUN_WAIT_S = 5.0
-"""For the run's random bytes, without which a withdrawal cannot be told from an earlier run's. Where rank 0 starts
+"""For the run's random bytes, without which an abort cannot be told from an earlier run's. Where rank 0 starts
 later than that, it waits for this rank in vain."""
 TELL_S_MAX = 8.0
 """For all of it: a store on a host that has died lets one wait for a minute."""
@@ -34,8 +34,8 @@ THREAD_NAME = "hive-transport-withdrawal"
 _log = logging.getLogger("transport.bootstrap.abort")
 
 
-class Withdrawal:
-    """One rank's ear and voice while it connects.
+class BootstrapAbort:
+    """Tells the others why this rank cannot connect, and hears why another one cannot.
 
     Attributes:
         run: None until it is known.
@@ -71,7 +71,7 @@ class Withdrawal:
             raise heard
 
     @contextlib.contextmanager
-    def told_on_failure(self) -> Iterator[None]:
+    def published_on_failure(self) -> Iterator[None]:
         """Let the others know when what is inside fails, as far as they can still be told."""
         try:
             yield

@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hive_qos.errors import PeerError, TimedOutError
-from transport.bootstrap.abort import Withdrawal, run_key
+from transport.bootstrap.abort import BootstrapAbort, run_key
 from transport.bootstrap.rank_info import (
     RUN_BYTES,
     Identity,
-    Introduction,
+    RankInfo,
     Run,
     decode,
     encode,
@@ -33,7 +33,7 @@ from transport.settings import Settings
 from transport.wire.control_frames import HelloKey
 
 OnEvents = Callable[[Sequence[Event]], None]
-LISTEN_EVERY_S = 0.5
+ABORT_CHECK_S = 0.5
 """How often a rank that waits looks whether another has given up: a small request of each rank to the store."""
 
 
@@ -42,7 +42,7 @@ def _open_sockets(settings: Settings, hint: str) -> Sockets:
 
 
 @dataclass(frozen=True)
-class Plumbing:
+class Factories:
     """What a rank is made with. The defaults are the real ones; tests put an engine in memory here."""
 
     check_engine: Callable[[str], object] = find_engine
@@ -52,22 +52,22 @@ class Plumbing:
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Bootstrap:
     """What is known when every rank has published itself."""
 
     sockets: Sockets
     identity: Identity
-    introductions: Mapping[int, Introduction]
+    rank_infos: Mapping[int, RankInfo]
     peers: PeerTable
     settings: Settings
-    plumbing: Plumbing
+    factories: Factories
     run: Run
-    withdrawal: Withdrawal
+    abort: BootstrapAbort
 
     def make_engine(self, on_events: OnEvents) -> Engine:
         """Start the engine that the settings name."""
         settings = EngineSettings(dead_after_s=self.settings.dead_after_s, congestion=self.settings.congestion)
-        return self.plumbing.make_engine(self.settings.engine, settings, on_events)
+        return self.factories.make_engine(self.settings.engine, settings, on_events)
 
     def serve(self, engine: Engine, hello: Mapping[int, object]) -> tuple[int, int]:
         """Hand both sockets to the engine; its endpoints for compute and bulk.
@@ -84,13 +84,13 @@ class Meeting:
         return engine.add_endpoint(
             sock,
             credentials=self.identity.credentials,
-            trust=trust_of(self.identity, self.introductions),
+            trust=trust_of(self.identity, self.rank_infos),
             hello={**hello, HelloKey.JOB: self.settings.job, HelloKey.RUN: self.run.nonce},
             bulk=bulk,
         )
 
 
-def meet(
+def exchange_rank_infos(
     rendezvous: Rendezvous,
     *,
     rank: int,
@@ -98,8 +98,8 @@ def meet(
     world: str,
     give_up_s: float,
     settings: Settings,
-    plumbing: Plumbing,
-) -> Meeting:
+    factories: Factories,
+) -> Bootstrap:
     """Publish this rank and wait for the entries of all others.
 
     Args:
@@ -108,17 +108,17 @@ def meet(
     Raises:
         ConfigurationError, TimedOutError, PeerError: as `Group.connect`.
     """
-    withdrawal = Withdrawal(rendezvous, rank=rank, world=world, world_size=world_size, settings=settings)
-    with withdrawal.told_on_failure():
+    abort = BootstrapAbort(rendezvous, rank=rank, world=world, world_size=world_size, settings=settings)
+    with abort.published_on_failure():
         if rank == 0:
-            withdrawal.run = _begin_run(rendezvous, world=world, world_size=world_size)
-        plumbing.check_engine(settings.engine)
-        identity = plumbing.own_identity(settings, rank)
-        sockets = plumbing.open_sockets(settings, str(getattr(rendezvous, "host", "")))
+            abort.run = _begin_run(rendezvous, world=world, world_size=world_size)
+        factories.check_engine(settings.engine)
+        identity = factories.own_identity(settings, rank)
+        sockets = factories.open_sockets(settings, str(getattr(rendezvous, "host", "")))
         try:
-            waiting = _Waiting(rendezvous, withdrawal, began_s=time.monotonic(), give_up_s=give_up_s)
-            run = withdrawal.run = withdrawal.run or _read_run(waiting, world=world, world_size=world_size)
-            own = Introduction(
+            waiting = _Waiting(rendezvous, abort, began_s=time.monotonic(), give_up_s=give_up_s)
+            run = abort.run = abort.run or _read_run(waiting, world=world, world_size=world_size)
+            own = RankInfo(
                 rank=rank,
                 node=identity.node,
                 address=sockets.advertise,
@@ -127,17 +127,17 @@ def meet(
                 pin=identity.pin,
             )
             rendezvous.set(_key(world, rank), encode(own, settings, run))
-            introductions: dict[int, Introduction] = {}
+            rank_infos: dict[int, RankInfo] = {}
             for other in range(world_size):
                 if other != rank:
                     entry = waiting.for_entry(_key(world, other), other)
-                    introductions[other] = decode(entry, rank=other, settings=settings, run=run)
-            pins = [one.pin for one in introductions.values() if one.pin]
+                    rank_infos[other] = decode(entry, rank=other, settings=settings, run=run)
+            pins = [one.pin for one in rank_infos.values() if one.pin]
             if len(set(pins)) != len(pins):
                 raise PeerError("rendezvous", "two ranks published the same certificate")
             peers = PeerTable(
                 rank,
-                (one.contact for one in introductions.values()),
+                (one.contact for one in rank_infos.values()),
                 reconnect_s=settings.reconnect_s,
                 now_s=time.monotonic(),
             )
@@ -145,7 +145,7 @@ def meet(
             sockets.compute.close()
             sockets.bulk.close()
             raise
-    return Meeting(sockets, identity, introductions, peers, settings, plumbing, run, withdrawal)
+    return Bootstrap(sockets, identity, rank_infos, peers, settings, factories, run, abort)
 
 
 def _begin_run(rendezvous: Rendezvous, *, world: str, world_size: int) -> Run:
@@ -167,7 +167,7 @@ class _Waiting:
     """Waiting for what others publish, with an ear for those that give up."""
 
     rendezvous: Rendezvous
-    withdrawal: Withdrawal
+    abort: BootstrapAbort
     began_s: float
     give_up_s: float
 
@@ -181,14 +181,14 @@ class _Waiting:
         while True:
             left_s = max(self.give_up_s - time.monotonic(), 0.0)
             try:
-                return self.rendezvous.get(key, min(left_s, LISTEN_EVERY_S))
+                return self.rendezvous.get(key, min(left_s, ABORT_CHECK_S))
             except TimedOutError as error:
                 if time.monotonic() >= self.give_up_s:
-                    raise nobody_there([rank], self.give_up_s - self.began_s) from error
-            self.withdrawal.listen()
+                    raise missing_ranks_error([rank], self.give_up_s - self.began_s) from error
+            self.abort.listen()
 
 
-def nobody_there(missing: Sequence[int], timeout_s: float) -> TimedOutError:
+def missing_ranks_error(missing: Sequence[int], timeout_s: float) -> TimedOutError:
     """The error for ranks that did not come."""
     return TimedOutError(f"connecting: nothing from rank {', '.join(map(str, missing))}", timeout_s=timeout_s)
 

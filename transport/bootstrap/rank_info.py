@@ -47,7 +47,7 @@ class Identity:
 
 
 @dataclass(frozen=True)
-class Introduction:
+class RankInfo:
     """One rank's entry."""
 
     rank: int
@@ -85,23 +85,23 @@ def _say_once() -> None:
     )
 
 
-def encode(introduction: Introduction, settings: Settings, run: Run) -> bytes:
+def encode(info: RankInfo, settings: Settings, run: Run) -> bytes:
     """Write an entry, signed where there is a secret."""
     fields: dict[str, object] = {
         "v": VERSION,
-        "rank": introduction.rank,
-        "node": introduction.node,
-        "address": introduction.address,
-        "port": introduction.port,
-        "bulk_port": introduction.bulk_port,
-        "pin": introduction.pin.hex(),
+        "rank": info.rank,
+        "node": info.node,
+        "address": info.address,
+        "port": info.port,
+        "bulk_port": info.bulk_port,
+        "pin": info.pin.hex(),
     }
     if settings.job_secret:
-        fields["mac"] = sign_entry(settings.job_secret, *_signed_parts(introduction, settings, run)).hex()
+        fields["mac"] = sign_entry(settings.job_secret, *_signed_parts(info, settings, run)).hex()
     return json.dumps(fields).encode()
 
 
-def decode(entry: bytes, *, rank: int, settings: Settings, run: Run) -> Introduction:
+def decode(entry: bytes, *, rank: int, settings: Settings, run: Run) -> RankInfo:
     """Read the entry of `rank` and hold it against its bounds and, where there is a secret, its signature.
 
     Raises:
@@ -110,7 +110,7 @@ def decode(entry: bytes, *, rank: int, settings: Settings, run: Run) -> Introduc
     who = f"rank {rank}"
     try:
         fields = json.loads(entry)
-        introduction = Introduction(
+        info = RankInfo(
             rank=_integer(fields, "rank", 2**24),
             node=_text(fields, "node"),
             address=str(ipaddress.ip_address(_text(fields, "address"))),
@@ -123,37 +123,37 @@ def decode(entry: bytes, *, rank: int, settings: Settings, run: Run) -> Introduc
             raise ValueError(f"version {fields.get('v')!r}; {VERSION} is known")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise PeerError(who, f"its rendezvous entry is malformed: {error}") from error
-    if introduction.rank != rank:
-        raise PeerError(who, f"its rendezvous entry says rank {introduction.rank}")
+    if info.rank != rank:
+        raise PeerError(who, f"its rendezvous entry says rank {info.rank}")
     if settings.job_secret:
-        parts = _signed_parts(introduction, settings, run)
+        parts = _signed_parts(info, settings, run)
         if not (mac and verify_entry(settings.job_secret, *parts, signature=mac)):
             raise PeerError(
                 who, "its rendezvous entry is not signed with this job's HIVE_JOB_SECRET, or of another run"
             )
-    if bool(settings.ca) == bool(introduction.pin) or len(introduction.pin) not in (0, 32):
+    if bool(settings.ca) == bool(info.pin) or len(info.pin) not in (0, 32):
         raise PeerError(who, "one side has certificates of a CA configured and the other has not")
-    return introduction
+    return info
 
 
-def _signed_parts(introduction: Introduction, settings: Settings, run: Run) -> list[bytes]:
+def _signed_parts(info: RankInfo, settings: Settings, run: Run) -> list[bytes]:
     """Everything that whoever believes an entry relies on."""
-    texts = [settings.job, run.world, introduction.node, introduction.address]
-    numbers = [run.world_size, introduction.rank, introduction.port, introduction.bulk_port]
+    texts = [settings.job, run.world, info.node, info.address]
+    numbers = [run.world_size, info.rank, info.port, info.bulk_port]
     return [
         run.nonce,
         *(text.encode() for text in texts),
         *(number.to_bytes(8, "big") for number in numbers),
-        b"pin" if introduction.pin else b"ca",
-        introduction.pin,
+        b"pin" if info.pin else b"ca",
+        info.pin,
     ]
 
 
-def trust_of(identity: Identity, introductions: Mapping[int, Introduction]) -> Trust:
+def trust_of(identity: Identity, rank_infos: Mapping[int, RankInfo]) -> Trust:
     """Whom to believe: the CA, or exactly the pins that were published, and our own, so that a world of one works."""
     if identity.ca is not None:
         return identity.ca
-    return Trust(pins={identity.pin: identity.node} | {one.pin: one.node for one in introductions.values()})
+    return Trust(pins={identity.pin: identity.node} | {one.pin: one.node for one in rank_infos.values()})
 
 
 def _integer(fields: Mapping[str, object], key: str, maximum: int) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Mapping
 from broker.client import Session, SessionState
 from transport.broker.bursts import BurstTracker
 from transport.engine.base import ConnectionStatistics, Engine
-from transport.mesh.one_way_delay import PathDelays, WayHere, WayThere
+from transport.mesh.one_way_delay import InboundDelay, OneWayDelay, OutboundDelay
 from transport.mesh.sockets import Sockets
 
 REPORT_S = 0.1
@@ -25,7 +25,7 @@ AGAIN_S = 0.005
 """To look again after somebody who announces; that takes a tenth of a millisecond."""
 
 
-class BrokerLink:
+class BrokerSession:
     """One session, fed from the transport's thread. Inert where the broker is `off`, patient where it is absent."""
 
     def __init__(
@@ -33,7 +33,7 @@ class BrokerLink:
         *,
         job: str,
         socket_path: str | None,
-        paths: PathDelays,
+        paths: OneWayDelay,
         rank_of: Callable[[int], int | None],
         rates: bool = False,
     ) -> None:
@@ -156,7 +156,7 @@ class BrokerLink:
         self._marked.clear()
 
 
-_living: weakref.WeakSet[BrokerLink] = weakref.WeakSet()
+_living: weakref.WeakSet[BrokerSession] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
@@ -168,7 +168,7 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 def _report(
-    one: ConnectionStatistics, there: WayThere | None, here: WayHere | None, now_s: float
+    one: ConnectionStatistics, there: OutboundDelay | None, here: InboundDelay | None, now_s: float
 ) -> dict[str, object]:  # fmt: skip
     host, port = one.remote
     ways: dict[str, object] = {}

@@ -27,7 +27,7 @@ PEERS_MAX = 4
 _log = logging.getLogger("transport.mesh.address_watcher")
 
 
-class Moves:
+class AddressWatcher:
     """Looks where this host is, from the transport's thread.
 
     Args:

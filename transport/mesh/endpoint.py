@@ -35,10 +35,10 @@ from transport.engine.base import (
     SendDone,
 )
 from transport.mesh.inbox import Inbox, ReceiveEnd, Receiving
-from transport.mesh.liveness import Hearsay
+from transport.mesh.liveness import LivenessCheck
 from transport.mesh.outbox import SendEnd, Sending
 from transport.mesh.peers import Dial, Gone, PeerTable, Phase
-from transport.mesh.send_dispatch import Sends
+from transport.mesh.send_dispatch import SendDispatch
 from transport.mesh.sockets import Sockets
 from transport.wire.error_codes import WireCode
 from transport.wire.header import Header, Kind, MatchKey
@@ -88,7 +88,7 @@ class Endpoint:
         self._on_control = on_control
         self._on_announced = on_announced
         self._on_refused = on_refused
-        self._sends = Sends(peers)
+        self._sends = SendDispatch(peers)
         self._inbox = Inbox(peers)
         self._attempts: dict[int, tuple[int, bool]] = {}
         self._gone_s: dict[int, float] = {}
@@ -97,7 +97,7 @@ class Endpoint:
         self._endpoints: dict[bool, int] = {}
         self._early: list[Event] = []
         self.closing = False
-        self.hearsay = Hearsay(peers, self.control)
+        self.liveness = LivenessCheck(peers, self.control)
 
     @property
     def hello(self) -> dict[int, object]:
@@ -243,7 +243,7 @@ class Endpoint:
                     self._dial(self._engine, action, now_s)
                 else:
                     self._gone(action)
-            wake_s = min(self.peers.next_wake_s(), self.hearsay.tick(now_s))
+            wake_s = min(self.peers.next_wake_s(), self.liveness.tick(now_s))
         wake_s = min(wake_s, self._sends.tick(now_s, self._gone_s))
         if self._engine is not None:
             wake_s = min(wake_s, self._inbox.tick(self._engine, now_s, self._gone_s))
@@ -263,7 +263,7 @@ class Endpoint:
         else:
             self._attempts[attempt] = (dial.rank, dial.bulk)
 
-    def bury(self, gone: Gone | None) -> None:
+    def report_gone(self, gone: Gone | None) -> None:
         """A rank is gone by what it or others say (`PeerTable.left`, `PeerTable.dead`)."""
         if gone is not None:
             self._gone(gone)
@@ -303,22 +303,22 @@ class Endpoint:
     def _down(self, event: ConnectionDown) -> None:
         now_s = time.monotonic()
         reason = "the connection was closed" if event.error is None else _plain(event.error)
-        shunned_by: int | None = None
+        evicted_by: int | None = None
         if event.attempt is not None and event.attempt in self._attempts:
             rank, bulk = self._attempts.pop(event.attempt)
-            shunned_by = rank
+            evicted_by = rank
             self.peers.dial_failed(rank, bulk=bulk, now_s=now_s)
             if isinstance(event.error, PeerError):
                 self._on_refused(rank, event.error)
         if event.connection is not None:
             known = self.peers.rank_of(event.connection)
-            shunned_by = known if known is not None else shunned_by
+            evicted_by = known if known is not None else evicted_by
             lost = self.peers.down(event.connection, reason=reason, now_s=now_s)
             if lost is not None:
-                self.hearsay.down(lost)
+                self.liveness.down(lost)
         said = event.error.wire_code if isinstance(event.error, PeerError) else None
-        if shunned_by is not None and said == WireCode.COUNTED_AS_GONE:
-            self.bury(self.peers.shunned(shunned_by, f"it counts this rank as gone ({reason})"))
+        if evicted_by is not None and said == WireCode.COUNTED_AS_GONE:
+            self.report_gone(self.peers.evicted(evicted_by, f"it counts this rank as gone ({reason})"))
 
     def _gone(self, gone: Gone) -> None:
         self._gone_s[gone.rank] = time.monotonic()

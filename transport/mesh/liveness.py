@@ -23,7 +23,7 @@ Control = Callable[[int, Mapping[str, object], Callable[[TransportError | None],
 _log = logging.getLogger("transport.collectives")
 
 
-class Hearsay:
+class LivenessCheck:
     """Questions whether a rank is lost that wait for the answer. Runs in the transport's thread.
 
     Args:

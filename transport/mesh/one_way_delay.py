@@ -31,7 +31,7 @@ Say = Callable[[int, Mapping[str, object]], None]
 
 
 @dataclass(frozen=True)
-class WayThere:
+class OutboundDelay:
     """One measurement: seconds on the way plus an unknown constant, and when it was begun (monotonic)."""
 
     delay_s: float
@@ -39,7 +39,7 @@ class WayThere:
 
 
 @dataclass(frozen=True)
-class WayHere:
+class InboundDelay:
     """One measurement of the way towards us: seconds plus an unknown constant, and when it came (monotonic)."""
 
     delay_s: float
@@ -48,15 +48,15 @@ class WayHere:
 
 @dataclass
 class _Peer:
-    latest: WayThere | None = None
-    here: WayHere | None = None
+    latest: OutboundDelay | None = None
+    here: InboundDelay | None = None
     next_ask_s: float = 0.0
     answered_s: float = -math.inf
     unanswered: int = 0
 
 
-class PathDelays:
-    """What one rank knows of the ways to its peers. Used from the transport's thread."""
+class OneWayDelay:
+    """What one rank knows of the delays to and from its peers. Used from the transport's thread."""
 
     def __init__(self, say: Say) -> None:
         self._say = say
@@ -77,7 +77,7 @@ class PathDelays:
         peer = self._peers.setdefault(rank, _Peer())
         if not _is_clock(at):
             return
-        peer.here = WayHere(now_s - at, now_s)
+        peer.here = InboundDelay(now_s - at, now_s)
         if now_s - peer.answered_s >= ANSWER_S_MIN:
             peer.answered_s = now_s
             self._say(rank, {"op": "then", "at": at, "here": now_s})
@@ -88,16 +88,16 @@ class PathDelays:
         if peer is None or not peer.unanswered or not _is_clock(here) or not now_s - 60.0 <= at <= now_s:
             return
         peer.unanswered = 0
-        peer.here = WayHere(now_s - here, now_s)
+        peer.here = InboundDelay(now_s - here, now_s)
         if peer.latest is None or at > peer.latest.asked_s:
-            peer.latest = WayThere(here - at, at)
+            peer.latest = OutboundDelay(here - at, at)
 
-    def latest(self, rank: int) -> WayThere | None:
+    def latest(self, rank: int) -> OutboundDelay | None:
         """The last measurement to a peer."""
         peer = self._peers.get(rank)
         return None if peer is None else peer.latest
 
-    def towards_us(self, rank: int) -> WayHere | None:
+    def towards_us(self, rank: int) -> InboundDelay | None:
         """The last measurement from a peer."""
         peer = self._peers.get(rank)
         return None if peer is None else peer.here

@@ -44,9 +44,9 @@ class Sending:
 class Outbox:
     """A queue ordered by priority, then order, then time; and the operations under way."""
 
-    flying: dict[int, Sending] = field(default_factory=dict)
+    in_flight: dict[int, Sending] = field(default_factory=dict)
     _waiting: list[tuple[int, tuple[int, int], int, Sending]] = field(default_factory=list)
-    _flying_bytes: dict[Priority, int] = field(default_factory=dict)
+    _in_flight_bytes: dict[Priority, int] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def push(self, sending: Sending, order: tuple[int, int]) -> None:
@@ -57,7 +57,7 @@ class Outbox:
         """The send that may go out now, if any."""
         while self._waiting:
             sending = self._waiting[0][-1]
-            ahead = sum(count for priority, count in self._flying_bytes.items() if priority <= sending.priority)
+            ahead = sum(count for priority, count in self._in_flight_bytes.items() if priority <= sending.priority)
             full = ahead and ahead + sending.header.length > IN_FLIGHT_BYTES_MAX
             if full and sending.priority is not Priority.CONTROL and not sending.ended:
                 return None
@@ -66,16 +66,16 @@ class Outbox:
                 return sending
         return None
 
-    def flies(self, sending: Sending, operation: int) -> None:
+    def handed_over(self, sending: Sending, operation: int) -> None:
         """It was handed to the engine."""
         sending.operation = operation
-        self.flying[operation] = sending
-        self._flying_bytes[sending.priority] = self._flying_bytes.get(sending.priority, 0) + sending.header.length
+        self.in_flight[operation] = sending
+        self._in_flight_bytes[sending.priority] = self._in_flight_bytes.get(sending.priority, 0) + sending.header.length
 
-    def landed(self, operation: int) -> None:
+    def ended(self, operation: int) -> None:
         """Its operation has ended, well or not."""
-        sending = self.flying.pop(operation)
-        self._flying_bytes[sending.priority] -= sending.header.length
+        sending = self.in_flight.pop(operation)
+        self._in_flight_bytes[sending.priority] -= sending.header.length
         sending.operation = None
 
     def drain(self) -> list[Sending]:

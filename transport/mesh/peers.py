@@ -1,12 +1,12 @@
 """Which peers are connected, who dials whom and when, and when a peer counts as gone. A state machine without I/O.
 
-    NEW    -> UP     a first connection came up
-    UP     -> LOST   its last connection ended; both sides dial again at once, then with back-off
-    LOST   -> UP     reconnected: operations go on where they were
-    LOST   -> DEAD   not reconnected within `reconnect_s`
-    any    -> LEFT   it said that it leaves
-    LOST   -> DEAD   another rank says that it is dead
-    any    -> SHUN   it says that we count as gone: it goes on without us, for good
+    NEW    -> UP       a first connection came up
+    UP     -> LOST     its last connection ended; both sides dial again at once, then with back-off
+    LOST   -> UP       reconnected: operations go on where they were
+    LOST   -> DEAD     not reconnected within `reconnect_s`
+    any    -> LEFT     it said that it leaves
+    LOST   -> DEAD     another rank says that it is dead
+    any    -> EVICTED  it says that we count as gone: it goes on without us, for good
 
 Between two ranks the smaller one dials, and the larger one too when nothing has arrived within `DIAL_OTHER_S`: one
 reachable side is enough. When both succeed, both sides prefer the connection that the smaller rank dialled. A lost
@@ -40,10 +40,10 @@ class Phase(enum.Enum):
     LOST = "connection lost"
     LEFT = "left"
     DEAD = "dead"
-    SHUN = "counts us as gone"
+    EVICTED = "counts us as gone"
 
 
-_ENDED = (Phase.LEFT, Phase.DEAD, Phase.SHUN)
+_ENDED = (Phase.LEFT, Phase.DEAD, Phase.EVICTED)
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class PeerTable:
             if peer.phase in _ENDED:
                 continue
             if peer.phase is Phase.LOST and now_s >= peer.lost_s + self._reconnect_s:
-                actions.append(self._bury(peer, f"{peer.reason}; not back after {self._reconnect_s:g} s"))
+                actions.append(self._declare_dead(peer, f"{peer.reason}; not back after {self._reconnect_s:g} s"))
                 continue
             for bulk, line in ((False, peer.compute), (True, peer.bulk)):
                 if line.wanted and not line.connections and not line.dialling and now_s >= line.next_dial_s:
@@ -249,9 +249,9 @@ class PeerTable:
         """It is dead. None when it was gone already."""
         return self._end(rank, Phase.DEAD, reason)
 
-    def shunned(self, rank: int, reason: str) -> Gone | None:
+    def evicted(self, rank: int, reason: str) -> Gone | None:
         """The peer itself says that we count as gone. Nobody else is to be told: they may well count it as alive."""
-        return self._end(rank, Phase.SHUN, reason)
+        return self._end(rank, Phase.EVICTED, reason)
 
     def connections(self, rank: int) -> list[int]:
         """All that are up to a rank."""
@@ -302,11 +302,11 @@ class PeerTable:
         peer = self.peers[rank]
         if peer.phase in _ENDED:
             return None
-        gone = self._bury(peer, reason)
+        gone = self._declare_dead(peer, reason)
         peer.phase = phase
         return gone
 
-    def _bury(self, peer: Peer, reason: str) -> Gone:
+    def _declare_dead(self, peer: Peer, reason: str) -> Gone:
         peer.phase = Phase.DEAD
         peer.error = ConnectionLostError(peer.name, reason, rank=peer.rank)
         return Gone(peer.rank, peer.error)

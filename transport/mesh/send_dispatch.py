@@ -21,7 +21,7 @@ from transport.mesh.peers import PeerTable, Phase
 _log = logging.getLogger("transport.mesh.endpoint")
 
 
-class Sends:
+class SendDispatch:
     """The sends of one rank, to all others."""
 
     def __init__(self, peers: PeerTable) -> None:
@@ -67,7 +67,7 @@ class Sends:
             except TransportError as error:  # it has just ended
                 self._end_later(sending, error)
                 continue
-            outbox.flies(sending, operation)
+            outbox.handed_over(sending, operation)
             self._open[operation] = sending
 
     def knows(self, operation: int) -> bool:
@@ -79,7 +79,7 @@ class Sends:
         sending = self._open.pop(operation, None)
         if sending is None:
             return
-        self._outboxes[sending.rank, sending.bulk].landed(operation)
+        self._outboxes[sending.rank, sending.bulk].ended(operation)
         if error is None:
             self._peers.carried(sending.rank, bulk=sending.bulk)
         gone = self._peers.error(sending.rank)
@@ -99,16 +99,16 @@ class Sends:
             for sending in outbox.drain():
                 self._end_later(sending, error)
             if not left:
-                self._cancel_flying(outbox, error)
+                self._cancel_in_flight(outbox, error)
 
     def tick(self, now_s: float, gone_s: Mapping[int, float]) -> float:
         """End what is still under way to ranks that are gone since `gone_s`; returns when to be called next."""
         wake_s = float("inf")
         for rank, since_s in gone_s.items():
-            flying = [box for bulk in (False, True) if (box := self._outboxes.get((rank, bulk))) and box.flying]
-            for outbox in flying:
+            in_flight = [box for bulk in (False, True) if (box := self._outboxes.get((rank, bulk))) and box.in_flight]
+            for outbox in in_flight:
                 if now_s >= since_s + GRACE_S:
-                    self._cancel_flying(outbox, self._peers.error(rank))
+                    self._cancel_in_flight(outbox, self._peers.error(rank))
                 else:
                     wake_s = min(wake_s, since_s + GRACE_S)
         return wake_s
@@ -126,8 +126,8 @@ class Sends:
     def _enqueue(self, sending: Sending, order: tuple[int, int]) -> None:
         self._outboxes.setdefault((sending.rank, sending.bulk), Outbox()).push(sending, order)
 
-    def _cancel_flying(self, outbox: Outbox, error: TransportError | None) -> None:
-        for operation, sending in outbox.flying.items():
+    def _cancel_in_flight(self, outbox: Outbox, error: TransportError | None) -> None:
+        for operation, sending in outbox.in_flight.items():
             if sending.cancelled is None:
                 sending.cancelled = error
                 self._need_engine().cancel(operation)

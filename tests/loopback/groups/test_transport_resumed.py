@@ -35,7 +35,7 @@ def test_a_rank_that_resumes_after_it_was_declared_dead_raises_and_harms_nobody(
             """What a survivor does when nothing has been heard for too long: the engine closes, the table buries."""
             for connection in survivor._endpoint.peers.connections(1):
                 survivor._engine.disconnect(connection, wire_code=0x42, reason="nothing heard for 5 s")
-            survivor._endpoint.bury(survivor._endpoint.peers.dead(1, "nothing heard for 5 s"))
+            survivor._endpoint.report_gone(survivor._endpoint.peers.dead(1, "nothing heard for 5 s"))
 
         survivor._loop.call(silence)
         with pytest.raises(ConnectionLostError, match=r"counts this rank as gone|rank 0"):

@@ -43,7 +43,7 @@ class World:
                 name="w",
                 timeout_s=60.0,
                 settings=settings,
-                plumbing=self.network.plumbing(),
+                factories=self.network.factories(),
             )
             return Group(runtime, name="w", ranks=tuple(range(size)), timeout_s=timeout_s, parent=True)
 

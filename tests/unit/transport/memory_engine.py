@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hive_qos.errors import CancelledError, ConnectionLostError, PeerError
-from transport.bootstrap.connect import Plumbing
+from transport.bootstrap.connect import Factories
 from transport.bootstrap.rank_info import Identity
 from transport.engine.base import (
     Address,
@@ -89,7 +89,7 @@ class MemoryNetwork:
     bytes_waiting_max: int = 0
     ports: Any = field(default_factory=lambda: itertools.count(1000))
 
-    def plumbing(self) -> Plumbing:
+    def factories(self) -> Factories:
         """What `Runtime.connect` needs to run on this network."""
 
         def make_engine(
@@ -106,7 +106,7 @@ class MemoryNetwork:
             pin = hashlib.sha256(node.encode()).digest()
             return Identity(node, Credentials(node.encode(), b""), None, pin)
 
-        return Plumbing(
+        return Factories(
             check_engine=lambda _name: None,
             make_engine=make_engine,
             open_sockets=open_sockets,

@@ -10,7 +10,7 @@ from functools import partial
 
 from patience import LIMIT_S, wait_until
 
-from transport.event_loop import TICK_S_MIN, Loop
+from transport.event_loop import TICK_S_MIN, EventLoop
 
 
 def test_what_comes_in_quick_succession_shares_ticks() -> None:
@@ -21,7 +21,7 @@ def test_what_comes_in_quick_succession_shares_ticks() -> None:
         ticks += 1
         return math.inf
 
-    loop, began_s = Loop("loop", tick), time.monotonic()
+    loop, began_s = EventLoop("loop", tick), time.monotonic()
     loop.start()
     for _ in range(300):  # each comes when the one before is over, and finds the queue empty
         over = threading.Event()
@@ -40,7 +40,7 @@ def test_a_tick_follows_everything_that_happened() -> None:
         happened.append("tick")
         return math.inf
 
-    loop = Loop("loop", tick)
+    loop = EventLoop("loop", tick)
     loop.start()
     for number in range(20):
         loop.call(lambda: happened.append("item"))
@@ -56,7 +56,7 @@ def test_what_was_given_last_has_its_tick_before_the_thread_ends() -> None:
             happened.append("tick")
             return math.inf
 
-        loop = Loop("loop", tick)
+        loop = EventLoop("loop", tick)
         loop.start()
         wait_until(partial(operator.contains, happened, "tick"))
         loop.call(partial(happened.append, "item"))
@@ -73,7 +73,7 @@ def test_a_tick_comes_when_it_asked_for_it() -> None:
         asked_s.append(now_s + 0.02)
         return asked_s[-1]
 
-    loop = Loop("loop", tick)
+    loop = EventLoop("loop", tick)
     loop.start()
     wait_until(lambda: len(came_s) > 5)
     loop.stop(timeout_s=LIMIT_S)
@@ -84,7 +84,7 @@ def test_a_mistake_in_an_item_or_a_tick_does_not_end_the_thread() -> None:
     def fail(*_: object) -> float:
         raise RuntimeError("a mistake")
 
-    loop, over = Loop("loop", fail), threading.Event()
+    loop, over = EventLoop("loop", fail), threading.Event()
     loop.start()
     loop.call(lambda: [fail()].clear())
     loop.call(over.set)

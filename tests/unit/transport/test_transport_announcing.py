@@ -16,7 +16,7 @@ from patience import wait_until
 
 from hive_qos.errors import CancelledError, ConnectionLostError, MisuseError, PeerError, TimedOutError
 from transport import Group, ReduceOp
-from transport.broker.session import BrokerLink
+from transport.broker.session import BrokerSession
 from transport.collectives import calls
 from transport.collectives.in_flight import RemoteAbort
 from transport.mesh.peers import Phase
@@ -30,7 +30,7 @@ class Heard:
         self.ended = 0
         link = group._runtime._broker
         assert link is not None
-        self._link: BrokerLink = link
+        self._link: BrokerSession = link
         self._begins, self._ends = self._link.collective_begins, self._link.collective_ends
         self._link.collective_begins = self._begin  # type: ignore[method-assign, assignment]
         self._link.collective_ends = self._end  # type: ignore[method-assign]
@@ -345,7 +345,7 @@ def test_what_is_handed_over_to_a_thread_that_has_ended_raises_instead_of_waitin
 
 
 def test_the_transport_s_own_thread_does_not_wait_for_who_announces(make_world):
-    link: BrokerLink = make_world(2).groups[0]._runtime._broker
+    link: BrokerSession = make_world(2).groups[0]._runtime._broker
     link.collective_begins(time.monotonic(), "a test", {"10.0.0.2": 30_000})
     with link._announcing:
         within(50.0, lambda: link.collective_ends(time.monotonic(), "a test"))

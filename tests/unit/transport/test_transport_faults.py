@@ -14,7 +14,7 @@ from patience import LIMIT_S, wait_until
 
 from hive_qos.errors import CancelledError, PeerError, TimedOutError, TransportError
 from transport import MemoryRendezvous, Settings, TensorView
-from transport.bootstrap.connect import Meeting
+from transport.bootstrap.connect import Bootstrap
 from transport.collectives import executor as executor_module
 from transport.collectives import in_flight as in_flight_module
 from transport.engine.base import ConnectionUp, SendDone
@@ -162,18 +162,18 @@ def test_an_operation_that_a_rank_cannot_begin_fails_on_the_others_and_the_next_
 @pytest.mark.parametrize("missing", ["engine", "endpoint"])
 def test_connecting_in_vain_leaves_no_thread_and_no_socket(missing, monkeypatch):
     sockets: list[Any] = []
-    plumbing = MemoryNetwork().plumbing()
+    factories = MemoryNetwork().factories()
 
     def fail(*_arguments: Any) -> Any:
         raise RuntimeError("it cannot be had")
 
     def open_sockets(settings: Settings, hint: str) -> Any:
-        sockets.append(plumbing.open_sockets(settings, hint))
+        sockets.append(factories.open_sockets(settings, hint))
         return sockets[-1]
 
-    plumbing = replace(plumbing, make_engine=fail) if missing == "engine" else plumbing
+    factories = replace(factories, make_engine=fail) if missing == "engine" else factories
     if missing == "endpoint":
-        monkeypatch.setattr("transport.bootstrap.connect.Meeting.serve", fail)
+        monkeypatch.setattr("transport.bootstrap.connect.Bootstrap.serve", fail)
     with pytest.raises(RuntimeError, match="cannot be had"):
         Runtime.connect(
             MemoryRendezvous(),
@@ -182,7 +182,7 @@ def test_connecting_in_vain_leaves_no_thread_and_no_socket(missing, monkeypatch)
             name="w",
             timeout_s=5.0,
             settings=Settings(broker="off"),
-            plumbing=replace(plumbing, open_sockets=open_sockets),
+            factories=replace(factories, open_sockets=open_sockets),
         )
     wait_until(
         lambda: not any(one.name.startswith(("hive-transport", "memory-engine")) for one in threading.enumerate())
@@ -192,10 +192,10 @@ def test_connecting_in_vain_leaves_no_thread_and_no_socket(missing, monkeypatch)
 
 def test_a_peer_that_dials_before_its_events_can_be_taken_is_connected_all_the_same(make_world, monkeypatch, caplog):
     dialled = threading.Event()
-    serve, handle = Meeting.serve, Endpoint.handle
+    serve, handle = Bootstrap.serve, Endpoint.handle
 
-    def serve_and_be_held_up(meeting: Meeting, engine: Any, hello: Any) -> tuple[int, int]:
-        numbers = serve(meeting, engine, hello)
+    def serve_and_be_held_up(bootstrap: Bootstrap, engine: Any, hello: Any) -> tuple[int, int]:
+        numbers = serve(bootstrap, engine, hello)
         if hello[HELLO_RANK] == 1:
             assert dialled.wait(LIMIT_S)
         return numbers
@@ -205,7 +205,7 @@ def test_a_peer_that_dials_before_its_events_can_be_taken_is_connected_all_the_s
         if endpoint.rank == 1 and any(isinstance(event, ConnectionUp) for event in events):
             dialled.set()
 
-    monkeypatch.setattr(Meeting, "serve", serve_and_be_held_up)
+    monkeypatch.setattr(Bootstrap, "serve", serve_and_be_held_up)
     monkeypatch.setattr(Endpoint, "handle", watched_handle)
     world = make_world(2)
     assert world.results(lambda group: group.allreduce(np.ones(3)).wait(30)) == [None, None]

@@ -69,7 +69,7 @@ def test_a_subgroup_names_a_lost_member_by_its_rank_in_it_on_every_other_member(
     # One member knows it first, and says so; the others have lost the connection, and would wait for another.
     world.network.kill(f"rank-{dead}")
     first = subs[next(iter(works))]._runtime
-    first._loop.call(lambda: first._endpoint.bury(first._endpoint.peers.dead(dead, "cable cut")))
+    first._loop.call(lambda: first._endpoint.report_gone(first._endpoint.peers.dead(dead, "cable cut")))
     for work in works.values():
         with pytest.raises(ConnectionLostError, match="cable cut") as caught:
             work.wait(30)
@@ -87,7 +87,7 @@ def test_a_death_that_one_rank_notices_reaches_those_who_do_not_talk_to_the_dead
     receiving = world.groups[2].recv(np.zeros(3), 1, timeout_s=60.0)
     wait_until(lambda: 1 in world.groups[0].lost_ranks())
     endpoint = world.groups[2]._runtime._endpoint
-    wait_until(lambda: endpoint.hearsay._waiting)
+    wait_until(lambda: endpoint.liveness._waiting)
     endpoint.peers._reconnect_s = 60.0  # what ends the wait is the word of rank 0
     world.network.cut("rank-2", "rank-1")
     with pytest.raises(ConnectionLostError, match="noticed by rank 0"):

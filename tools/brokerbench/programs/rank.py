@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("--irregular", action="store_true", help="computing takes half to twice as long, at random")
     parser.add_argument("--scalar", action="store_true", help="reduce a scalar too, at the end of each step")
     parser.add_argument("--busy", action="store_true", help="compute on a core, not asleep")
-    session.Session = SwitchedSession  # type: ignore[attr-defined]  # the class that BrokerLink makes its session of
+    session.Session = SwitchedSession  # type: ignore[attr-defined]  # the class that BrokerSession makes its session of
     try:
         run(parser.parse_args())
     except ControllerGoneError:

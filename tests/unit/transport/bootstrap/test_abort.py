@@ -15,8 +15,8 @@ from patience import LIMIT_S, wait_until
 
 from hive_qos.errors import ConfigurationError, ConnectionLostError, PeerError, TimedOutError, TransportError
 from transport import MemoryRendezvous, Settings
-from transport.bootstrap.abort import REASON_CHARS_MAX, THREAD_NAME, Withdrawal
-from transport.bootstrap.connect import Plumbing
+from transport.bootstrap.abort import REASON_CHARS_MAX, THREAD_NAME, BootstrapAbort
+from transport.bootstrap.connect import Factories
 from transport.bootstrap.rank_info import RUN_BYTES, Run
 from transport.runtime import Runtime
 
@@ -37,7 +37,11 @@ def failing(*_arguments: Any) -> Any:
 
 
 def connect_all(
-    settings: Settings, plumbings: list[Plumbing], store: MemoryRendezvous | None = None, *, timeout_s: float = 600.0
+    settings: Settings,
+    of_ranks: list[Factories],
+    store: MemoryRendezvous | None = None,
+    *,
+    timeout_s: float = 600.0,
 ) -> list[Any]:
     """What became of each rank; the time is far beyond what a test may take."""
     store = store or MemoryRendezvous()
@@ -47,17 +51,17 @@ def connect_all(
             return Runtime.connect(
                 store,
                 rank=rank,
-                world_size=len(plumbings),
+                world_size=len(of_ranks),
                 name="w",
                 timeout_s=timeout_s,
                 settings=settings,
-                plumbing=plumbings[rank],
+                factories=of_ranks[rank],
             )
         except Exception as error:  # noqa: BLE001 - the test looks at it
             return error
 
-    with ThreadPoolExecutor(len(plumbings)) as pool:
-        results = list(pool.map(one, range(len(plumbings))))
+    with ThreadPoolExecutor(len(of_ranks)) as pool:
+        results = list(pool.map(one, range(len(of_ranks))))
     for result in results:
         if isinstance(result, Runtime):
             result.close(timeout_s=5.0)
@@ -68,9 +72,9 @@ def connect_all(
 @pytest.mark.parametrize("part", ["check_engine", "own_identity", "open_sockets", "make_engine"])
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_rank_that_cannot_go_on_is_heard_by_all_others_at_once(settings: Settings, part: str, rank: int) -> None:
-    plumbings = [MemoryNetwork().plumbing()] * 3
-    plumbings[rank] = replace(plumbings[rank], **{part: failing})
-    results = connect_all(settings, plumbings)
+    of_ranks = [MemoryNetwork().factories()] * 3
+    of_ranks[rank] = replace(of_ranks[rank], **{part: failing})
+    results = connect_all(settings, of_ranks)
     assert isinstance(results.pop(rank), ConfigurationError)
     for result in results:
         assert isinstance(result, PeerError)
@@ -87,25 +91,25 @@ def test_what_is_wrong_with_a_rank_itself_is_found_before_it_waits_for_anybody(p
             return super().get(key, timeout_s)
 
     spoiled: dict[str, Any] = {part: lambda *_: (met.append("checked"), failing())}
-    plumbing = replace(MemoryNetwork().plumbing(), **spoiled)
-    (result,) = connect_all(OPEN, [plumbing], Store())
+    factories = replace(MemoryNetwork().factories(), **spoiled)
+    (result,) = connect_all(OPEN, [factories], Store())
     assert isinstance(result, ConfigurationError)
     assert met == ["checked"]
 
 
-def made(settings: Settings, *, rank: int = 1, run: Run | None = RUN, store: MemoryRendezvous) -> Withdrawal:
-    withdrawal = Withdrawal(store, rank=rank, world="w", world_size=3, settings=settings)
-    withdrawal.run = run
-    return withdrawal
+def made(settings: Settings, *, rank: int = 1, run: Run | None = RUN, store: MemoryRendezvous) -> BootstrapAbort:
+    abort = BootstrapAbort(store, rank=rank, world="w", world_size=3, settings=settings)
+    abort.run = run
+    return abort
 
 
 def said(settings: Settings, error: Exception, *, store: MemoryRendezvous, run: Run | None = RUN) -> None:
-    with pytest.raises(type(error)), made(settings, run=run, store=store).told_on_failure():
+    with pytest.raises(type(error)), made(settings, run=run, store=store).published_on_failure():
         raise error
 
 
-def test_a_withdrawal_that_is_not_the_jobs_own_changes_nothing_where_there_is_a_secret(caplog) -> None:
-    """Unsigned, signed with another secret, of another run, changed, or no withdrawal at all: all ranks connect."""
+def test_an_abort_that_is_not_the_jobs_own_changes_nothing_where_there_is_a_secret(caplog) -> None:
+    """Unsigned, signed with another secret, of another run, changed, or no abort at all: all ranks connect."""
     forgers: list[Callable[[MemoryRendezvous], None]] = [
         lambda store: said(OPEN, ValueError("x"), store=store),
         lambda store: said(replace(SECRET, job_secret=b"another of the test"), ValueError("x"), store=store),
@@ -122,7 +126,7 @@ def test_a_withdrawal_that_is_not_the_jobs_own_changes_nothing_where_there_is_a_
 
 
 @pytest.mark.parametrize("change", [{"rank": 2}, {"reason": "y"}, {"mac": ""}, {"mac": 5}, {"v": 2}, {"run": ""}])
-def test_a_withdrawal_that_was_changed_is_not_believed(change: dict[str, object]) -> None:
+def test_an_abort_that_was_changed_is_not_believed(change: dict[str, object]) -> None:
     store = MemoryRendezvous()
     said(SECRET, ValueError("x"), store=store)
     listener = made(SECRET, rank=0, store=store)
@@ -138,10 +142,10 @@ def test_without_a_secret_one_of_an_earlier_run_is_not_believed_either() -> None
     made(OPEN, rank=0, store=store).listen()
 
 
-def test_a_forged_withdrawal_does_not_keep_ranks_with_a_secret_from_connecting() -> None:
+def test_a_forged_abort_does_not_keep_ranks_with_a_secret_from_connecting() -> None:
     store = MemoryRendezvous()
     said(OPEN, ValueError("x"), store=store)
-    results = connect_all(SECRET, [MemoryNetwork().plumbing()] * 3, store)
+    results = connect_all(SECRET, [MemoryNetwork().factories()] * 3, store)
     assert all(isinstance(result, Runtime) for result in results), results
 
 
@@ -157,7 +161,7 @@ def test_a_reason_is_bounded_and_fit_for_a_terminal() -> None:
 def test_the_first_to_give_up_is_the_one_that_is_named() -> None:
     store = MemoryRendezvous()
     said(SECRET, ValueError("first"), store=store)
-    with pytest.raises(PeerError), made(SECRET, rank=2, store=store).told_on_failure():
+    with pytest.raises(PeerError), made(SECRET, rank=2, store=store).published_on_failure():
         raise PeerError("rank 1", "heard")
     with pytest.raises(PeerError, match="rank 1: it gave up connecting: first"):
         made(SECRET, rank=0, store=store).listen()

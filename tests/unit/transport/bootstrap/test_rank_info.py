@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from hive_qos.errors import ConfigurationError, MisuseError, PeerError, TimedOutError
-from transport.bootstrap.rank_info import Introduction, Run, decode, encode
+from transport.bootstrap.rank_info import RankInfo, Run, decode, encode
 from transport.bootstrap.rendezvous import FileRendezvous, MemoryRendezvous
 from transport.settings import Settings
 
 SECRET = Settings(job="j", job_secret=b"secret of the test")
 RUN = Run("w", 4, bytes(16))
-ENTRY = Introduction(rank=3, node="rank-3", address="10.0.0.4", port=4242, bulk_port=4243, pin=bytes(range(32)))
+ENTRY = RankInfo(rank=3, node="rank-3", address="10.0.0.4", port=4242, bulk_port=4243, pin=bytes(range(32)))
 
 
 def test_an_entry_comes_back_as_it_was_written():

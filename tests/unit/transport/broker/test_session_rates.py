@@ -9,8 +9,8 @@ import pytest
 
 from broker.client import SessionState
 from hive_qos.errors import ConfigurationError
-from transport.broker.session import REPORT_S, BrokerLink
-from transport.mesh.one_way_delay import PathDelays
+from transport.broker.session import REPORT_S, BrokerSession
+from transport.mesh.one_way_delay import OneWayDelay
 from transport.settings import Settings
 
 
@@ -44,9 +44,9 @@ class Noted:
         return {}
 
 
-def link(*, rates: bool) -> tuple[BrokerLink, Told, Noted]:
-    made = BrokerLink(
-        job="j", socket_path="off", paths=PathDelays(lambda *_: None), rank_of=lambda _: None, rates=rates
+def link(*, rates: bool) -> tuple[BrokerSession, Told, Noted]:
+    made = BrokerSession(
+        job="j", socket_path="off", paths=OneWayDelay(lambda *_: None), rank_of=lambda _: None, rates=rates
     )
     reported = Told()
     made._session.close()

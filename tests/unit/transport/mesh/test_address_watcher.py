@@ -11,7 +11,7 @@ import pytest
 
 from hive_qos.errors import ConfigurationError, MisuseError
 from transport.mesh import address_watcher
-from transport.mesh.address_watcher import LOOK_S, Moves
+from transport.mesh.address_watcher import LOOK_S, AddressWatcher
 from transport.mesh.endpoint import Endpoint
 from transport.mesh.peers import PeerTable
 from transport.mesh.sockets import Sockets, open_sockets, reopen_sockets
@@ -48,7 +48,7 @@ def looking(host: Host, request: pytest.FixtureRequest, peers: Sequence[str] = P
     sockets = open_sockets(Settings(listen="127.0.0.1"))
     for sock in (sockets.compute, sockets.bulk):
         request.addfinalizer(sock.close)
-    watch = Moves(settings=Settings(**settings), sockets=sockets, peers=lambda: peers, on_move=host.on_move)
+    watch = AddressWatcher(settings=Settings(**settings), sockets=sockets, peers=lambda: peers, on_move=host.on_move)
     clock = iter(range(1000))
     return lambda: watch.tick(next(clock) * LOOK_S)
 
@@ -162,7 +162,9 @@ def test_a_way_that_is_another_for_one_look_is_not_followed(host: Host, request)
 def test_an_address_that_the_user_chose_is_kept(host: Host) -> None:
     sockets = open_sockets(Settings(listen="127.0.0.1"))
     host.leads = dict.fromkeys(PEERS, "127.0.0.2")
-    watch = Moves(settings=Settings(listen="127.0.0.1"), sockets=sockets, peers=lambda: PEERS, on_move=host.on_move)
+    watch = AddressWatcher(
+        settings=Settings(listen="127.0.0.1"), sockets=sockets, peers=lambda: PEERS, on_move=host.on_move
+    )
     assert watch.tick(1.0) == math.inf
     assert host.told == []
     sockets.compute.close()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from transport.mesh.one_way_delay import ANSWER_S_MIN, CLOCK_S_MAX, PEERS_MAX, UNANSWERED_MAX, PathDelays
+from transport.mesh.one_way_delay import ANSWER_S_MIN, CLOCK_S_MAX, PEERS_MAX, UNANSWERED_MAX, OneWayDelay
 
 
 class Pair:
@@ -19,8 +19,8 @@ class Pair:
         self.apart_s = -4000.0
         self.answering = True
         self.asked = 0
-        self.here = PathDelays(self._to_peer)
-        self.there = PathDelays(self._to_us)
+        self.here = OneWayDelay(self._to_peer)
+        self.there = OneWayDelay(self._to_us)
 
     def _to_peer(self, rank: int, message: Mapping[str, object]) -> None:
         assert (rank, message["op"]) == (1, "when")
@@ -99,14 +99,14 @@ def test_a_peer_that_does_not_answer_is_asked_less_often() -> None:
 
 def test_only_the_first_few_peers_are_asked() -> None:
     asked = []
-    delays = PathDelays(lambda rank, _message: asked.append(rank))
+    delays = OneWayDelay(lambda rank, _message: asked.append(rank))
     delays.ask(range(100), 1.0)
     assert asked == list(range(PEERS_MAX))
 
 
 def test_who_asks_too_often_is_not_answered_each_time() -> None:
     answered = []
-    delays = PathDelays(lambda _rank, message: answered.append(message))
+    delays = OneWayDelay(lambda _rank, message: answered.append(message))
     for number in range(1000):
         delays.asked(1, 0.0, number * 0.001)
     assert len(answered) <= 1 + 1.0 / ANSWER_S_MIN
@@ -117,7 +117,7 @@ def test_who_asks_too_often_is_not_answered_each_time() -> None:
 
 @pytest.mark.parametrize("shown_s", [2 * CLOCK_S_MAX, -2 * CLOCK_S_MAX, 1e11, -1e11, math.inf, math.nan])
 def test_a_clock_that_no_host_has_says_nothing_of_the_way(shown_s: float) -> None:
-    delays = PathDelays(lambda _rank, _message: None)
+    delays = OneWayDelay(lambda _rank, _message: None)
     delays.asked(1, shown_s, 10.0)
     assert delays.towards_us(1) is None
     delays.ask([1], 10.0)
@@ -133,7 +133,7 @@ def test_a_clock_that_no_host_has_says_nothing_of_the_way(shown_s: float) -> Non
     [(math.nan, 1.0), (1e9, 1.0), (-1e9, 1.0), (10.0, math.inf), (10.0, math.nan)],
 )
 def test_answers_that_cannot_be_are_ignored(at: float, here: float) -> None:
-    delays = PathDelays(lambda _rank, _message: None)
+    delays = OneWayDelay(lambda _rank, _message: None)
     delays.answered(1, 10.0, 1.0, 10.1)  # nobody asked
     delays.ask([1], 10.0)
     delays.answered(1, at, here, 10.1)

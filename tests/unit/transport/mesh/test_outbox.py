@@ -18,7 +18,7 @@ def names(outbox: Outbox) -> list[int]:
     """Hand out everything that may go; what went, in order."""
     out = []
     while (one := outbox.pop()) is not None:
-        outbox.flies(one, operation=one.header.bucket)
+        outbox.handed_over(one, operation=one.header.bucket)
         out.append(one.header.bucket)
     return out
 
@@ -39,7 +39,7 @@ def test_what_is_under_way_is_bounded_and_room_is_used_at_once():
     for name in range(4):
         outbox.push(sending(name, size=HALF), (0, name))
     assert names(outbox) == [0, 1]
-    outbox.landed(0)
+    outbox.ended(0)
     assert names(outbox) == [2]
 
 
@@ -48,7 +48,7 @@ def test_a_message_larger_than_the_bound_goes_alone():
     outbox.push(sending(1, size=3 * IN_FLIGHT_BYTES_MAX), (0, 0))
     outbox.push(sending(2), (0, 1))
     assert names(outbox) == [1]
-    outbox.landed(1)
+    outbox.ended(1)
     assert names(outbox) == [2]
 
 
@@ -81,5 +81,5 @@ def test_a_more_urgent_send_flies_whatever_less_urgent_ones_are_under_way():
     assert names(outbox) == [2]
     outbox.push(sending(4, priority=Priority.ACTIVATION_GRADIENT), (9, 9))
     assert names(outbox) == [4]
-    outbox.landed(2)
+    outbox.ended(2)
     assert names(outbox) == [3]

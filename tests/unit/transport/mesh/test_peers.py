@@ -88,11 +88,11 @@ def test_a_peer_that_counts_us_as_gone_is_not_dialled_again():
     peers = table(0, size=2)
     peers.up(1, 5, bulk=False, dialled=True)
     peers.down(5, reason="x", now_s=110.0)
-    assert peers.shunned(1, "it counts this rank as gone") is not None
-    assert peers.shunned(1, "again") is None
+    assert peers.evicted(1, "it counts this rank as gone") is not None
+    assert peers.evicted(1, "again") is None
     assert peers.due(111.0) == []
     assert peers.next_wake_s() == float("inf")
-    assert peers.peers[1].phase is Phase.SHUN
+    assert peers.peers[1].phase is Phase.EVICTED
     assert "counts this rank as gone" in str(peers.error(1))
 
 
