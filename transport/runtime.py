@@ -125,7 +125,7 @@ class Runtime:
             peers=bootstrap.peers,
             on_gone=lambda gone: self._control.gone(gone),
             on_control=lambda rank, message: self._control.received(rank, message),
-            on_announced=self._announced,
+            on_unexpected=self._unexpected,
             on_refused=self._refused,
         )
         self._paths = OneWayDelay(self._endpoint.control)
@@ -395,12 +395,12 @@ class Runtime:
     def _tick_address_watcher(self, now_s: float) -> float:
         return math.inf if self._address_watcher is None or self._closed else self._address_watcher.tick(now_s)
 
-    def _announced(self, rank: int, header: Header) -> None:
+    def _unexpected(self, rank: int, header: Header) -> None:
         """A message waits that nobody has asked for."""
         if header.kind is Kind.COLLECTIVE:
-            self._in_flight.announced(rank, header)
+            self._in_flight.unexpected(rank, header)
         else:
-            self._p2p.announced(rank, header)
+            self._p2p.unexpected(rank, header)
 
     def _refused(self, rank: int, error: PeerError) -> None:
         """Dialling a rank ended with its fault, or what looks so. While we connect, that does not mend itself."""

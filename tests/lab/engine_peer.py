@@ -19,7 +19,6 @@ from typing import Any
 
 from transport.engine import create_engine
 from transport.engine.base import (
-    Announced,
     ConnectionStatistics,
     ConnectionUp,
     Engine,
@@ -28,6 +27,7 @@ from transport.engine.base import (
     Priority,
     Received,
     SendDone,
+    UnexpectedMessage,
 )
 from transport.identity import load_identity
 from transport.wire.header import Header, Kind, MatchKey
@@ -93,7 +93,7 @@ def echo(peer: Peer, other: str) -> None:
     number = 0
     up = peer.take(lambda event: isinstance(event, ConnectionUp) and event.endpoint == peer.endpoints[False], 60)
     while True:
-        peer.take(lambda event: isinstance(event, Announced), 120)
+        peer.take(lambda event: isinstance(event, UnexpectedMessage), 120)
         operation = peer.engine.post(other, key(number), None)
         payload = peer.take(lambda event, wanted=operation: isinstance(event, Received) and event.operation == wanted)
         peer.engine.send(up.connection, message(number, CONTROL_BYTES), payload.payload, priority=Priority.CONTROL)

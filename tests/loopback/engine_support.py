@@ -22,7 +22,6 @@ from patience import LIMIT_S
 
 from transport.engine import create_engine
 from transport.engine.base import (
-    Announced,
     ConnectionDown,
     ConnectionUp,
     EngineSettings,
@@ -31,6 +30,7 @@ from transport.engine.base import (
     Priority,
     Received,
     SendDone,
+    UnexpectedMessage,
 )
 from transport.identity import EphemeralIdentity, ephemeral_identity
 from transport.identity.credentials import Credentials, Trust
@@ -271,10 +271,10 @@ def connected_to_program(node: Node, other: subprocess.Popen[str]) -> int:
 __all__ = [
     "EACH",
     "QUICK",
-    "Announced",
     "ConnectionDown",
     "ConnectionUp",
     "Node",
+    "UnexpectedMessage",
     "bound_socket",
     "connected",
     "connected_to_program",

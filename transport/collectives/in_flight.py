@@ -226,7 +226,7 @@ class InFlight:
                     _log.warning("%s has failed, but the engine still holds its tensors", task.work.what)
         return wake_s
 
-    def announced(self, rank: int, header: Header) -> None:
+    def unexpected(self, rank: int, header: Header) -> None:
         """A message waits that nothing here has asked for: early, or of a call that does not match ours."""
         key = (header.group, header.step)
         task = self._running.get(key)

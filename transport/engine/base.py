@@ -175,14 +175,14 @@ class OperationFailed:
 
 
 @dataclass(frozen=True)
-class Announced:
+class UnexpectedMessage:
     """A complete message waits that nobody has posted for; `post` takes it. Lets control messages arrive unasked."""
 
     peer: str
     header: Header
 
 
-Event: TypeAlias = ConnectionUp | ConnectionDown | SendDone | Received | OperationFailed | Announced
+Event: TypeAlias = ConnectionUp | ConnectionDown | SendDone | Received | OperationFailed | UnexpectedMessage
 
 
 class Engine(abc.ABC):

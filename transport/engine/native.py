@@ -28,7 +28,6 @@ from transport.engine import admission
 from transport.engine.base import (
     DEAD_AFTER_S,
     Address,
-    Announced,
     Buffer,
     ConnectionDown,
     ConnectionStatistics,
@@ -40,6 +39,7 @@ from transport.engine.base import (
     Priority,
     Received,
     SendDone,
+    UnexpectedMessage,
 )
 from transport.engine.validation import (
     called,
@@ -324,7 +324,7 @@ class NativeEngine(Engine):
                 self._posted.pop(operation, None)
                 return OperationFailed(operation, _error(failure))
             case "announced", peer, fields:
-                return Announced(peer, _header(fields))
+                return UnexpectedMessage(peer, _header(fields))
             case "accepted", number, endpoint, remote:
                 served = self._endpoints[endpoint]
                 self._links[number] = _Link(endpoint, remote, served.trust, served.bulk)

@@ -23,7 +23,6 @@ from dataclasses import replace
 
 from hive_qos.errors import CancelledError, ConnectionLostError, PeerError, TransportError
 from transport.engine.base import (
-    Announced,
     Buffer,
     ConnectionDown,
     ConnectionUp,
@@ -33,6 +32,7 @@ from transport.engine.base import (
     Priority,
     Received,
     SendDone,
+    UnexpectedMessage,
 )
 from transport.mesh.inbox import Inbox, ReceiveEnd, Receiving
 from transport.mesh.liveness import LivenessCheck
@@ -77,7 +77,7 @@ class Endpoint:
         peers: PeerTable,
         on_gone: Callable[[Gone], None],
         on_control: Callable[[int, Mapping[str, object]], None],
-        on_announced: Callable[[int, Header], None],
+        on_unexpected: Callable[[int, Header], None],
         on_refused: Callable[[int, PeerError], None],
     ) -> None:
         self.rank = rank
@@ -86,7 +86,7 @@ class Endpoint:
         self._world = world
         self._on_gone = on_gone
         self._on_control = on_control
-        self._on_announced = on_announced
+        self._on_unexpected = on_unexpected
         self._on_refused = on_refused
         self._sends = SendDispatch(peers)
         self._inbox = Inbox(peers)
@@ -211,7 +211,7 @@ class Endpoint:
             self._early.extend(events)  # few: engines bound how many connections there are
             return
         for event in events:
-            if self.closing and isinstance(event, Announced | ConnectionUp):
+            if self.closing and isinstance(event, UnexpectedMessage | ConnectionUp):
                 continue  # the engine may be closed by now, and nothing new is begun
             try:
                 self._handle(event)
@@ -227,8 +227,8 @@ class Endpoint:
                 self._inbox.received(event)
             case OperationFailed():
                 self._failed(event)
-            case Announced():
-                self._announced(event)
+            case UnexpectedMessage():
+                self._unexpected(event)
             case ConnectionUp():
                 self._up(event)
             case ConnectionDown():
@@ -336,14 +336,14 @@ class Endpoint:
 
     # Messages that nobody has posted for.
 
-    def _announced(self, event: Announced) -> None:
+    def _unexpected(self, event: UnexpectedMessage) -> None:
         rank = rank_of(event.header.tag)
         peer = self.peers.peers.get(rank)
         if peer is None or peer.name != event.peer:
             _log.warning("%s sent a message as rank %d, which it is not", event.peer, rank)
             return
         if event.header.kind is not Kind.CONTROL:
-            self._on_announced(rank, event.header)
+            self._on_unexpected(rank, event.header)
         elif event.header.length <= CONTROL_BYTES_MAX:
             self.receive(rank, event.header.key, None, lambda received, _error: self._control(rank, received))
 

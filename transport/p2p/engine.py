@@ -87,7 +87,7 @@ class P2PEngine:
         self._any_source.add(op)
         self._match_any_source(op.group, op.tag)
 
-    def announced(self, rank: int, header: Header) -> None:
+    def unexpected(self, rank: int, header: Header) -> None:
         """A message waits that nobody has posted for: remember it, or drop it where nobody can ask for it any more."""
         group, _, suffix = header.group.rpartition("|")
         part = (rank, header.key)
@@ -239,7 +239,7 @@ class P2PEngine:
         return self._endpoint.receive(rank, key, buffer, end)
 
     def _drop_body(self, op: P2POp, rank: int, number: int) -> None:
-        """The body of a message whose head was taken is not wanted: drop it if it is here (else `announced` will)."""
+        """The body of a message whose head was taken is not wanted: drop it if it is here (else `unexpected` will)."""
         part = (rank, op.key(rank, number, BODY))
         self._asked.discard(part)
         if part in self._unexpected:

@@ -36,7 +36,7 @@ from patience import most_of, wait_until
 
 from hive_qos.errors import CancelledError, PeerError
 from transport.engine.admission import HALF_OPEN_MAX, UNPROVED_S_MAX
-from transport.engine.base import Announced, EngineSettings, OperationFailed, SendDone
+from transport.engine.base import EngineSettings, OperationFailed, SendDone, UnexpectedMessage
 from transport.identity.credentials import Trust
 from transport.wire.control_frames import FrameType, encode_frame
 from transport.wire.error_codes import WireCode
@@ -164,7 +164,7 @@ def test_thousands_of_messages_with_one_key_are_taken_and_dropped_in_time(scene:
 
     def all_announced() -> bool:
         nonlocal told
-        while scene.victim.find(Announced) is not None:
+        while scene.victim.find(UnexpectedMessage) is not None:
             told += 1
         return told >= count
 

@@ -11,7 +11,16 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
-from engine_support import Announced, ConnectionDown, ConnectionUp, Node, connected, engines, key, pytest_generate_tests
+from engine_support import (
+    ConnectionDown,
+    ConnectionUp,
+    Node,
+    UnexpectedMessage,
+    connected,
+    engines,
+    key,
+    pytest_generate_tests,
+)
 from patience import most_of
 
 from hive_qos.errors import CancelledError, ConnectionLostError, PeerError, TimedOutError
@@ -71,7 +80,7 @@ def test_the_end_of_a_message_is_acknowledged_at_once() -> None:
 def test_unasked_messages_are_announced_and_kept_until_somebody_posts() -> None:
     with connected() as (a, b, up, _):
         a.send(up, b"news", tag=9, kind=Kind.POINT_TO_POINT)
-        announced = b.take(Announced)
+        announced = b.take(UnexpectedMessage)
         assert announced.header.key == key(9)
         buffer = bytearray(4)
         assert b.outcome(b.post("a", buffer, tag=9)).payload == b"news"
@@ -242,7 +251,7 @@ def test_unposted_messages_are_held_back_while_posted_ones_go_through() -> None:
 def test_discarded_steps_are_dropped_whether_they_wait_or_come_late() -> None:
     with connected() as (a, b, up, _):
         a.send(up, b"old", group="g", step=4)
-        b.take(Announced)
+        b.take(UnexpectedMessage)
         b.engine.discard(group="g", before_step=5)
         a.send(up, b"before", tag=1)
         b.outcome(b.post("a", None, tag=1))  # what was called before it has been done, too
@@ -251,7 +260,7 @@ def test_discarded_steps_are_dropped_whether_they_wait_or_come_late() -> None:
         a.send(up, b"new", group="g", step=5)
         a.send(up, b"marker", tag=2)
         b.outcome(marker)
-        announced = [event.header.step for event in b.events if isinstance(event, Announced)]
+        announced = [event.header.step for event in b.events if isinstance(event, UnexpectedMessage)]
         assert 3 not in announced
         assert b.held("a") <= 2 * 4096  # nothing but the new one
 

@@ -20,10 +20,10 @@ import pytest
 from engine_relay import first_data_lost, narrow, straight
 from engine_support import (
     QUICK,
-    Announced,
     ConnectionDown,
     ConnectionUp,
     Node,
+    UnexpectedMessage,
     connected,
     engines,
     over,
@@ -192,7 +192,7 @@ def test_announced_messages_carry_every_field_of_their_header() -> None:
     )  # fmt: skip
     with connected() as (a, b, up, _):
         a.engine.send(up, header, memoryview(bytes(12)), priority=Priority.GRADIENT)
-        assert b.take(Announced).header == header
+        assert b.take(UnexpectedMessage).header == header
 
 
 @over(NATIVE)  # aioquic knows only what the kernel tells of a path's MTU

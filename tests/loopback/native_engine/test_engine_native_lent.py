@@ -15,8 +15,8 @@ import pytest
 from engine_relay import rough
 from engine_support import (
     ENDS,
-    Announced,
     ConnectionDown,
+    UnexpectedMessage,
     connected,
     engines,
     over,
@@ -152,7 +152,7 @@ def test_a_message_that_nobody_took_keeps_nothing_that_was_lent_beside_it() -> N
     for _ in range(10):
         with connected(settings=EngineSettings(unexpected_bytes_max=2**20)) as (a, b, up, back):
             b.send(back, b"nobody takes it")
-            a.take(Announced)
+            a.take(UnexpectedMessage)
             lent = [bytearray(3_000_000) for _ in range(4)]
             sends = [a.send(up, one, tag=tag) for tag, one in enumerate(lent)]
             a.engine.close(timeout_s=0)

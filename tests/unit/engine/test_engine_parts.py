@@ -18,7 +18,7 @@ from transport.engine.aioquic.matching import Mailbox
 from transport.engine.aioquic.receive_streams import PIECES_MAX, Incoming, TransportViolation
 from transport.engine.aioquic.send_streams import Outgoing
 from transport.engine.aioquic.streams import Post, SendStream
-from transport.engine.base import Announced, Event, OperationFailed, Received
+from transport.engine.base import Event, OperationFailed, Received, UnexpectedMessage
 from transport.wire.error_codes import WireCode, WireError
 from transport.wire.header import Header, Kind, MatchKey, encode_header
 
@@ -220,7 +220,7 @@ def test_pieces_in_any_order_and_repeated_make_the_message(payload: bytes, seed:
     for start, stop in pieces:
         desk.channel.on_stream(6, start, data[start:stop], stop == len(data))
     if not early:
-        assert [type(event) for event in desk.events] == [Announced]
+        assert [type(event) for event in desk.events] == [UnexpectedMessage]
         desk.events.clear()
         desk.post(buffer)
     assert [type(event) for event in desk.events] == [Received]
@@ -356,7 +356,7 @@ def test_an_abandoned_step_is_dropped_now_and_later() -> None:
     assert desk.mailbox.reserved == 0
     desk.channel.on_stream(14, 0, wire(b"c", group="g", step=1), True)
     desk.channel.on_stream(18, 0, wire(b"d", group="h", step=1), True)
-    assert [event.header.group for event in desk.events if isinstance(event, Announced)] == ["g", "h"]
+    assert [event.header.group for event in desk.events if isinstance(event, UnexpectedMessage)] == ["g", "h"]
     assert not desk.mailbox.idle
 
 
@@ -421,7 +421,7 @@ def test_packets_that_follow_a_lost_first_one_are_one_piece_and_are_given_back_w
         for start in range(1200, len(data), 1200):
             desk.channel.on_stream(stream_id, start, data[start : start + 1200], start + 1200 >= len(data))
         desk.channel.on_stream(stream_id, 0, data[:1200], False)
-        assert isinstance(desk.events[-1], Announced)
+        assert isinstance(desk.events[-1], UnexpectedMessage)
         desk.post(None)
     assert desk.channel._pieces == 0
 

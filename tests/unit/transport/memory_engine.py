@@ -20,7 +20,6 @@ from transport.bootstrap.connect import Factories
 from transport.bootstrap.rank_info import Identity
 from transport.engine.base import (
     Address,
-    Announced,
     Buffer,
     ConnectionDown,
     ConnectionStatistics,
@@ -32,6 +31,7 @@ from transport.engine.base import (
     Priority,
     Received,
     SendDone,
+    UnexpectedMessage,
 )
 from transport.identity.credentials import Credentials, Trust
 from transport.mesh.sockets import Sockets
@@ -312,7 +312,7 @@ class MemoryEngine(Engine):
         else:
             self._stored[key].append((header, content))
             self.network.bytes_waiting_max = max(self.network.bytes_waiting_max, self.stored_bytes())
-            self.put(Announced(sender.node, header))
+            self.put(UnexpectedMessage(sender.node, header))
 
     def done(self, operation: int) -> None:
         if operation in self._open:

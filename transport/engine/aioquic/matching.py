@@ -24,7 +24,7 @@ from typing import Protocol
 
 from hive_qos.errors import CancelledError, ConnectionLostError, PeerError, TransportError
 from transport.engine.aioquic.streams import Post, ReceiveStream
-from transport.engine.base import Announced, Event, OperationFailed, Received
+from transport.engine.base import Event, OperationFailed, Received, UnexpectedMessage
 from transport.wire.error_codes import WireCode
 from transport.wire.header import Header, MatchKey
 
@@ -159,7 +159,7 @@ class Mailbox:
             if arrival.stream is stream:
                 arrival.complete = True
                 self._stalled.pop(id(stream), None)
-                self._emit(Announced(self.peer, header))
+                self._emit(UnexpectedMessage(self.peer, header))
                 return
 
     def reset(self, stream: ReceiveStream, channel: Channel, *, reason: str) -> None:
