@@ -63,15 +63,13 @@ class InboundBurstState(Struct, frozen=True):
 class InboundJobState(Struct, frozen=True):
     """What the last bursts of a user's job brought, newest first.
 
-    Fields: `ratios` received bits an announced bit; `peaks_bits_per_s` the highest rate in each; `unused` how many in
-    a row brought next to nothing.
+    Fields: `ratios` received bits an announced bit; `peaks_bits_per_s` the highest rate in each that brought something.
     """
 
     job: str
     seen_s: float
     ratios: tuple[float, ...] = ()
     peaks_bits_per_s: tuple[float, ...] = ()
-    unused: int = 0
     uid: int = 0
 
 

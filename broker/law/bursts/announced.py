@@ -15,12 +15,11 @@ is not waited for: a wrong forecast costs storage the lead and that time, once (
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from broker.law.bursts import credit
+from broker.law.bursts import credit, tracker
 from broker.law.state import BurstState, InterfaceState, JobState, Standing, Withheld
 from broker.model.reasons import Because, Reason
 from broker.model.values import Burst, Credit, FlowSample
@@ -30,10 +29,6 @@ USED_MIN, START_S = 0.3, 0.3
 AGAIN_S_MIN = 0.02
 """The pace is known to a few percent, so the end may be checked twice, at most this often. A burst shorter than this is
 not worth a hold."""
-JOBS_MAX, JOBS_PER_USER_MAX = 256, 16
-BURSTS_MAX, BURSTS_PER_USER_MAX = 256, 16
-"""Jobs and bursts at one interface, and of one user: a host runs a handful. Beyond that a user's own oldest jobs are
-forgotten, so that no user displaces another's."""
 UNKNOWN = -1
 """Marks that no fresh counter was there when a burst began."""
 USERS_MAX = 256
@@ -49,14 +44,6 @@ FLOW_FRESH_S = 1.5
 """As broker.law.capacity.signals: reports come ten times a second, TCP_INFO once."""
 AGAIN_S_MAX = 1.0
 """The longest tick that the configuration allows: the next tick handles anything later."""
-
-
-class _HasUser(Protocol):
-    @property
-    def uid(self) -> int: ...
-
-
-OfUser = TypeVar("OfUser", bound=_HasUser)
 
 
 class ActiveBurst(Struct, frozen=True):
@@ -93,20 +80,17 @@ def follow(
         The new state, whose `bursts` carry the credits, and the bursts for which storage makes room now, in order of
         user, job and step.
     """
-    jobs = {(job.uid, job.job): credit.aged(job, now_s=now_s) for job in state.jobs}
+    jobs = {tracker.owner(job): credit.aged(job, now_s=now_s) for job in state.jobs}
     users = {user.uid: user for user in state.users}
-    known = {(burst.uid, burst.job, burst.step): burst for burst in state.bursts}
-    current = _admitted(bursts)
-    present = {(burst.uid, burst.job, burst.step) for burst in current}
-    for key, ended in known.items():
-        if key not in present:
-            who = ended.uid, ended.job
-            jobs[who] = _ended(jobs.get(who), ended, sent_bytes=sent_bytes, now_s=now_s)
+    current, over = tracker.match(state.bursts, bursts)
+    for ended in over:
+        who = tracker.owner(ended)
+        jobs[who] = _ended(jobs.get(who), ended, sent_bytes=sent_bytes, now_s=now_s)
     barred = {job.uid for job in jobs.values() if job.standing is Standing.BARRED}
     followed, active = [], []
-    for burst in current:
-        who, entry = (burst.uid, burst.job), known.get((burst.uid, burst.job, burst.step))
+    for burst, entry in current:
         if entry is None:
+            who = tracker.owner(burst)
             user = credit.renewed(users, burst.uid, now_s=now_s)
             belief, users[burst.uid] = credit.belief(
                 jobs.get(who),
@@ -132,7 +116,7 @@ def follow(
     return replace(
         state,
         bursts=tuple(followed),
-        jobs=_kept([_missed(job, now_s=now_s) for job in jobs.values()]),
+        jobs=tracker.latest([_missed(job, now_s=now_s) for job in jobs.values()], seen_s=_last_s),
         users=credit.worth_keeping([credit.renewed(users, uid, now_s=now_s) for uid in users], most=USERS_MAX),
     ), tuple(active)  # fmt: skip
 
@@ -231,32 +215,15 @@ def credits(interface: str, state: InterfaceState, *, now_s: float) -> tuple[Cre
     )  # fmt: skip
 
 
-def of_each_user(entries: Iterable[OfUser], *, each: int, most: int) -> list[OfUser]:
-    """The first `each` of every user, and `most` in all, so that no user displaces another's."""
-    count: dict[int, int] = {}
-    found = []
-    for entry in entries:
-        count[entry.uid] = count.get(entry.uid, 0) + 1
-        if count[entry.uid] <= each:
-            found.append(entry)
-    return found[:most]
-
-
 def _why(burst: BurstState, jobs: Sequence[JobState], *, now_s: float) -> Reason:
     if burst.withheld is Withheld.PRIVILEGE_LOST:
-        until_s = max((job.barred_until_s for job in jobs if (job.uid, job.job) == (burst.uid, burst.job)), default=0.0)
+        until_s = max((job.barred_until_s for job in jobs if tracker.owner(job) == tracker.owner(burst)), default=0.0)
         return Because.CREDIT_LOST(left_s=max(0.0, until_s - now_s))
     if burst.withheld is Withheld.NAME_UNKNOWN:
         return Because.NAME_UNKNOWN(uid=burst.uid)
     if burst.first:
         return Because.CREDIT_OF_FIRST(most_bytes=burst.claim_bytes_max)
     return Because.CREDIT_OF_MEASURED(most_bytes=burst.claim_bytes_max)
-
-
-def _admitted(bursts: Sequence[Burst]) -> list[Burst]:
-    """Limit the announcements of each user, and in all; in order of user, job and step."""
-    ordered = sorted(bursts, key=lambda burst: (burst.uid, burst.job, burst.step))
-    return of_each_user(ordered, each=BURSTS_PER_USER_MAX, most=BURSTS_MAX)
 
 
 def _ended(job: JobState | None, burst: BurstState, *, sent_bytes: int | None, now_s: float) -> JobState:
@@ -302,11 +269,6 @@ def _expected(jobs: Iterable[JobState], *, now_s: float) -> list[tuple[JobState,
     ]
 
 
-def _kept(jobs: Sequence[JobState]) -> tuple[JobState, ...]:
-    """The latest jobs of each user; barred ones count as seen until they are trusted again.
-
-    Otherwise a user could clear a job's record by announcing new names.
-    """
-    latest = sorted(jobs, key=lambda job: (-max(job.barred_until_s, job.seen_s), job.uid, job.job))
-    kept = of_each_user(latest, each=JOBS_PER_USER_MAX, most=JOBS_MAX)
-    return tuple(sorted(kept, key=lambda job: (job.uid, job.job)))
+def _last_s(job: JobState) -> float:
+    """When a job was seen last. A barred one counts until it is trusted again: new names would clear its record."""
+    return max(job.barred_until_s, job.seen_s)

@@ -14,8 +14,7 @@ or it refuses, our IFB drops what exceeds storage's share of the link.
     come after 0.3 s
     storage is owed over its window what repays it, burst or not
 
-What storage may send is divided among its senders by max-min. A sender that uses clearly less than its part for a
-second leaves it to the others. What no sender uses is spread over all, so that a new one finds room.
+`broker.law.holds.senders` divides what storage may send among its senders.
 """
 
 from __future__ import annotations
@@ -26,20 +25,19 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from broker.law.bursts import detector, inbound
+from broker.law.bursts import detector, inbound, tracker
 from broker.law.bursts.announced import START_S, USED_MIN, start_s
 from broker.law.capacity import inbound as inbound_capacity
 from broker.law.capacity.decrease import DRAIN_FACTOR
 from broker.law.capacity.inbound_delay import HELD_FOR_S, OutboundLoad
-from broker.law.holds import ifb_delay, request_status
-from broker.law.inbound_state import InboundBurstState, IngressState, SenderState
+from broker.law.holds import ifb_delay, request_status, senders
+from broker.law.inbound_state import InboundBurstState, IngressState
 from broker.law.sharing import guarantee
 from broker.law.sharing.promises import LENDER, Promises, promises
-from broker.law.sharing.water_filling import Claim, allocate
 from broker.law.state import BurstState
 from broker.model.leases import Hold
 from broker.model.reasons import Because, Reason
-from broker.model.values import Alarm, BrokerThere, Burst, InterfaceAllocation, InterfaceSample, SenderSample, Watch
+from broker.model.values import Alarm, Burst, InterfaceAllocation, InterfaceSample, Watch
 from broker.policy.types import InterfacePolicy, Policy
 
 IDLE_S = 10.0
@@ -52,21 +50,10 @@ PEAK_LOW, PEAK_ROOM = 0.5, 1.15
 for the job to become 15 % faster from burst to burst."""
 STORED_MIN = 0.05
 """Storage below this part of our rate disturbs no other class, so it causes no reading between ticks."""
-SHOWN_BURST_S = 0.3
-"""After this time an announced burst has shown its rate; it counts as new for as long
-(`broker.law.bursts.announced`)."""
 LONG_S = 2.0
 """After this time an unannounced burst has shown its rate; a lease is no longer than that."""
-LIMITED = 0.8
-"""A sender that uses this part of its allowance would use more."""
-MODEST_S, MODEST_ROOM, MODEST_PART = 1.0, 1.6, 0.1
-"""A sender that used less for a second keeps 1.6 times its highest rate, and at least a tenth of an equal part."""
 LEASE_S = 0.9
 """The length of a lease: if our daemon ends, senders are free again before a second has passed."""
-HOLDS_MAX = 64
-HOLD_BITS_PER_S_MIN = 64_000
-UP_BAND, DOWN_BAND = 0.05, 0.02
-"""Changes too small for a message: the headroom absorbs them."""
 BROKERLESS_S = 60.0
 """An IFB is kept for so long after storage from a host without a broker: a new one for each file costs more."""
 
@@ -97,7 +84,7 @@ def decide_ingress(
         interface: its policy; `ingress` is set.
         policy: the classes' promises.
     """
-    senders = sample.senders if sample is not None else ()
+    samples = sample.senders if sample is not None else ()
     arriving = sample.arriving if sample is not None else ()
     state = replace(state, ifb=ifb_delay.follow(state.ifb, arriving, now_s=now_s))
     estimate = _capacity(state, sample, interface, out, now_s=now_s)
@@ -105,23 +92,27 @@ def decide_ingress(
     before = state = replace(state, capacity=estimate.state)
     slower = min(rate, out.bits_per_s)
     bursts, state = _bursts(state, sample, credited, slower=slower, now_s=now_s)
+    state = senders.count(
+        state, samples, received_bytes=sample.received_bytes if sample is not None else None, now_s=now_s
+    )
     state = inbound.follow(
-        state, now_s=now_s, received_bytes=sample.received_bytes if sample is not None else None, senders=senders,
-        bursts=bursts, capacity_bits_per_s=rate,
+        state, bursts, beside_bits=senders.beside_bits(state, now_s=now_s),
+        fresh=senders.are_fresh(state, now_s=now_s), capacity_bits_per_s=rate, now_s=now_s,
     )  # fmt: skip
     own = promises(policy.class_policy(LENDER), rate)
     window_s = policy.class_policy(LENDER).guarantee_window_s
     elapsed_s = now_s - before.at_s if before.at_s is not None else 0.0
-    limited = any(_limited(entry) for entry in state.senders)
+    limited = any(senders.limited(entry) for entry in state.senders)
+    might_use_more = before.allowance_bits_per_s > own.floor
     state = replace(
         state,
         account=guarantee.account(
             state.account, received_bits=state.storage_bits - before.storage_bits, guarantee_bits_per_s=own.guarantee,
             window_s=window_s, elapsed_s=elapsed_s, waiting=limited, now_s=now_s,
         ),
-        senders=tuple(_judged(entry, before.allowance_bits_per_s > own.floor, elapsed_s) for entry in state.senders),
+        senders=senders.judge(state, elapsed_s=elapsed_s) if might_use_more else state.senders,
     )  # fmt: skip
-    reported = {entry.address: entry for entry in senders if entry.traffic_class == LENDER}
+    reported = {entry.address: entry for entry in senders.storage_of(samples)}
     owed = guarantee.repay_rate_bits_per_s(state.account, guarantee_bits_per_s=own.guarantee, window_s=window_s)
     in_kernel = _wants_ifb(state, interface, now_s=now_s)
     allowance, why = _allowance(
@@ -130,12 +121,12 @@ def decide_ingress(
     )  # fmt: skip
     if source == "fallback":
         allowance, why = None, Because.INGRESS_UNKNOWN()
-    allowed = _divide(state.senders, reported, allowance, own.floor, in_kernel=in_kernel)
+    allowed: Mapping[str, int] = {}
+    if allowance is not None:
+        allowed = senders.divide(state, reported, allowance_bits_per_s=allowance, floor_bits_per_s=own.floor)
     state = replace(
-        state,
-        allowance_bits_per_s=allowance or 0,
-        senders=tuple(_allowed(entry, allowed.get(entry.address, 0), now_s=now_s) for entry in state.senders),
-    )
+        state, allowance_bits_per_s=allowance or 0, senders=senders.allow(state, allowed, now_s=now_s)
+    )  # fmt: skip
     again = [
         inbound.look_again_s(state, capacity_bits_per_s=rate) if allowance else None,
         detector.quiet_in_s(state.observed, now_s=now_s),
@@ -147,7 +138,7 @@ def decide_ingress(
         allocation=request_status.allocation(
             interface.name, state, policy, estimate, why, allowance, in_kernel=in_kernel
         ),
-        holds=_holds(allowed, reported, rate, why),
+        holds=_holds(allowed, rate, why),
         alarms=request_status.alarms(
             interface,
             reported,
@@ -177,16 +168,11 @@ def _capacity(
         flows=sample.flows if sample is not None else (),
         senders=sample.senders if sample is not None else (),
         held=lately,
-        limited=any(_limited(entry) for entry in state.senders) or (here and _limited_here(state)),
+        limited=any(senders.limited(entry) for entry in state.senders) or (here and _limited_here(state)),
         out=out,
         holding=here or any(entry.allowed_bits_per_s for entry in state.senders),
         here=ifb_delay.waits_s(state.ifb, now_s=now_s),
     )
-
-
-def _allowed(sender: SenderState, allowed: int, *, now_s: float) -> SenderState:
-    sender = replace(sender, allowed_bits_per_s=allowed)
-    return replace(sender, held_s=now_s) if _limited(sender) else sender
 
 
 def _allowance(
@@ -196,7 +182,7 @@ def _allowance(
     """The rate of all storage towards us, None where it is free, and the reason."""
     if state.training_s is None or now_s - state.training_s > IDLE_S:
         return None, Because.NOTHING_TO_PROTECT()
-    coming = [burst for burst in state.bursts if _deserves_room(burst, state, rate, now_s=now_s)]
+    coming = [burst for burst in state.bursts if _deserves_room(burst, rate, now_s=now_s)]
     why: Reason
     if coming and coming[0].uid == detector.USER:
         room = max(own.guarantee, _unused_by(coming, state, rate, in_kernel=in_kernel, now_s=now_s))
@@ -205,7 +191,7 @@ def _allowance(
         room = max(own.floor, _unused_by(coming, state, rate, in_kernel=in_kernel, now_s=now_s))
         why = Because.BURST_COMES(job=coming[0].job, step=coming[0].step, rate_bits_per_s=room)
     else:
-        beside = max(0.0, state.others_bits_per_s)
+        beside = inbound.others_bits_per_s(state)
         if any(not burst.over for burst in state.bursts):  # it arrives, but is not worth a hold
             beside += state.training_bits_per_s or 0.0
         carried = DRAIN_FACTOR * rate if draining else rate
@@ -252,17 +238,17 @@ def _look_closely(state: IngressState, rate: int, *, now_s: float) -> bool:
 
 def _believed(bursts: Sequence[Burst], credited: Sequence[BurstState]) -> tuple[Burst, ...]:
     """The bursts that have credit, each reduced to its credit, which also bounds the inbound direction."""
-    credit = {(entry.uid, entry.job, entry.step): entry.credited_bytes for entry in credited}
-    believed = (replace(one, announced_bytes=credit.get((one.uid, one.job, one.step), 0)) for one in bursts)
+    credit = {tracker.identity(entry): entry.credited_bytes for entry in credited}
+    believed = (replace(one, announced_bytes=credit.get(tracker.identity(one), 0)) for one in bursts)
     return tuple(one for one in believed if one.announced_bytes > 0)
 
 
-def _deserves_room(burst: InboundBurstState, state: IngressState, rate: int, *, now_s: float) -> bool:
-    """New bursts, and older ones while training arrives; not those of jobs whose holds stayed unused.
+def _deserves_room(burst: InboundBurstState, rate: int, *, now_s: float) -> bool:
+    """New bursts, and older ones while training arrives, until they are over.
 
     A small burst is new for no longer than it takes at the least use.
     """
-    if burst.over or not inbound.has_privilege(state, burst.uid, burst.job):
+    if burst.over:
         return False
     has_come = burst.used_s > burst.started_s
     new_s = START_S if has_come else start_s(burst.announced_bytes, capacity_bits_per_s=rate)
@@ -278,41 +264,28 @@ def _unused_by(
     half of the link; else nothing. An IFB (`in_kernel`) admits no storage into an announced burst before its end. What
     it drops has already passed the link and made a queue there, which training's sender attributes to itself.
     """
-    others = max(0.0, state.others_bits_per_s)
-    long_s = LONG_S if coming[0].uid == detector.USER else math.inf if in_kernel else SHOWN_BURST_S
+    others = inbound.others_bits_per_s(state)
+    long_s = LONG_S if coming[0].uid == detector.USER else math.inf if in_kernel else START_S
     if all(now_s - burst.started_s >= long_s for burst in coming):
         peak = max(burst.peak_bits_per_s for burst in coming)  # each one's peak is that of all together
         return max(0, int(rate - PEAK_ROOM * peak - others))
-    return _never_used(sorted({(burst.uid, burst.job) for burst in coming}), state, rate)
+    return _never_used(sorted({tracker.owner(burst) for burst in coming}), state, rate)
 
 
 def _never_used(jobs: Sequence[tuple[int, str]], state: IngressState, rate: int) -> int:
     """The rate that jobs (by user and name) never used in their last bursts."""
-    peaks = [inbound.peak_bits_per_s(state, uid, job) for uid, job in jobs]
+    peaks = [inbound.peak_bits_per_s(state, who) for who in jobs]
     if any(peak is None or peak > PEAK_LOW * rate for peak in peaks):
         return 0
-    others = max(0.0, state.others_bits_per_s)
+    others = inbound.others_bits_per_s(state)
     return max(0, int(rate - PEAK_ROOM * math.fsum(peak for peak in peaks if peak is not None) - others))
-
-
-def _limited(sender: SenderState) -> bool:
-    """Whether a sender would use a higher allowance."""
-    used = max(sender.last_bits_per_s, sender.rate_bits_per_s)
-    return sender.allowed_bits_per_s > 0 and used >= LIMITED * sender.allowed_bits_per_s
 
 
 def _limited_here(state: IngressState) -> bool:
     """Whether storage would use a higher rate of our IFB: it has a backlog there, or it uses its whole rate."""
     if ifb_delay.wait_s(state.ifb, LENDER) > 0:
         return True
-    brings = math.fsum(entry.rate_bits_per_s for entry in state.senders)
-    return brings >= LIMITED * state.allowance_bits_per_s > 0
-
-
-def _judged(sender: SenderState, might: bool, elapsed_s: float) -> SenderState:
-    if not might or not sender.allowed_bits_per_s:
-        return sender
-    return replace(sender, modest_s=0.0 if _limited(sender) else sender.modest_s + elapsed_s)
+    return senders.rate_bits_per_s(state) >= senders.LIMITED * state.allowance_bits_per_s > 0
 
 
 def _wants_ifb(state: IngressState, interface: InterfacePolicy, *, now_s: float) -> bool:
@@ -321,46 +294,7 @@ def _wants_ifb(state: IngressState, interface: InterfacePolicy, *, now_s: float)
     return now_s - state.brokerless_s <= BROKERLESS_S
 
 
-def _divide(
-    senders: Sequence[SenderState], reported: Mapping[str, SenderSample], allowance: int | None, floor: int, *,
-    in_kernel: bool,
-) -> Mapping[str, int]:  # fmt: skip
-    """The rate of each storage sender that has, or may have, a broker; empty where storage is free."""
-    if allowance is None:
-        return {}
-    here = [entry for entry in senders if entry.address in reported]
-    free = [entry for entry in here if reported[entry.address].broker is BrokerThere.NO]
-    here = [entry for entry in here if reported[entry.address].broker is not BrokerThere.NO]
-    here = sorted(here, key=lambda entry: (-entry.rate_bits_per_s, entry.address))[:HOLDS_MAX]
-    if not here:
-        return {}
-    taken = sum(int(entry.rate_bits_per_s) for entry in free)
-    room = max(min(floor, allowance), allowance - taken)
-    least = room // len(here)
-    claims = []
-    for entry in here:
-        granted = reported[entry.address].granted_bits_per_s or 0
-        modest = max(int(MODEST_ROOM * entry.most_bits_per_s), int(MODEST_PART * least))
-        wants = modest if entry.modest_s >= MODEST_S else room
-        owed = min(granted, room) if granted > entry.allowed_bits_per_s > 0 else 0  # its broker grants it more
-        claims.append(Claim(1.0, owed, owed, room, max(wants, owed)))
-    shares = allocate(claims, capacity_bits_per_s=room).rates_bits_per_s
-    spare = (room - sum(shares)) // len(here)
-    return {
-        entry.address: _steady(entry.allowed_bits_per_s, max(HOLD_BITS_PER_S_MIN, share + spare))
-        for entry, share in zip(here, shares, strict=True)
-    }
-
-
-def _steady(last: int, now: int) -> int:
-    """The last figure where the new one differs little."""
-    close = last <= now <= last * (1 + UP_BAND) or now <= last <= now * (1 + DOWN_BAND)
-    return last if last and close else now
-
-
-def _holds(
-    allowed: Mapping[str, int], reported: Mapping[str, SenderSample], rate: int, why: Reason
-) -> tuple[Hold, ...]:
+def _holds(allowed: Mapping[str, int], rate: int, why: Reason) -> tuple[Hold, ...]:
     """The requests to send. A sender's guarantee counts for its part of the allowance."""
     total = sum(allowed.values())
     return tuple(

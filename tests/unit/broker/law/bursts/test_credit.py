@@ -13,7 +13,8 @@ from msgspec.structs import replace
 
 from broker.law.bursts import announced as bursts
 from broker.law.bursts import credit
-from broker.law.bursts.announced import BURSTS_PER_USER_MAX, JOBS_PER_USER_MAX, follow, using
+from broker.law.bursts.announced import follow, using
+from broker.law.bursts.tracker import BURSTS_PER_USER_MAX, JOBS_PER_USER_MAX
 from broker.law.decide import decide
 from broker.law.state import InterfaceState, JobState, Standing, State
 from broker.model.values import Burst, ClassSample, InterfaceSample, Measurements

@@ -202,6 +202,29 @@ def test_a_job_whose_bursts_never_come_loses_its_privilege_and_gets_it_back() ->
     assert holds_at(16)
 
 
+def test_a_rank_that_only_sends_leaves_storage_its_inbound_link_until_something_comes() -> None:
+    """It sends a hundred times what comes in, so its announcements keep their credit."""
+
+    def takes_part(now_s: float) -> bool:
+        return now_s % 0.5 < 0.3
+
+    decision, codes, came, stored = Decision(State(), Allocation(())), [], 0, 0
+    for tick in range(100):
+        now_s, receives = tick / 10, tick >= 80
+        trains = takes_part(now_s)
+        came, stored = came + (1_000_000 if trains and receives else 10_000 if trains else 0), stored + 10_000
+        classes = tuple(ClassSample(name, tick * 1_000_000 if name == "compute" else 0) for name in CLASS_NAMES)
+        sample = InterfaceSample(
+            "a", LINK, 0.0, classes, bursts=(Burst("job", tick // 5, 3_000_000, 0.0, 1.0),) if trains else (),
+            received_bytes=came + int(1.05 * stored), senders=(sender("10.0.0.3", stored),),
+        )  # fmt: skip
+        decision = decide(now_s=now_s, state=decision.state, measurements=Measurements((sample,)), policy=AUTO)
+        codes.append(storage_reason(decision))
+    assert "burst-comes" in codes[:10]
+    assert "burst-comes" not in codes[20:80]
+    assert "burst-comes" in codes[80:90]
+
+
 def test_bursts_that_are_announced_and_never_sent_leave_storage_the_way_in() -> None:
     """A byte to each of many steps, or nothing at all, and by one user under another's name of a job."""
     for claimed in (0, 1, 4_000_000):
