@@ -131,6 +131,23 @@ def test_training_that_never_uses_more_than_a_quarter_leaves_storage_the_rest() 
     assert world.of_leftover >= 0.8
 
 
+@pytest.mark.parametrize("burst_bytes", [300_000, 600_000])
+def test_short_bursts_at_a_part_of_the_link_leave_storage_the_rest(burst_bytes: int) -> None:
+    slow = {"pace_bits_per_s": 30e6, "burst_bytes": burst_bytes}
+    idle = Inflow(POLICY, [], **slow).run(10)  # type: ignore[arg-type]
+    world = Inflow(POLICY, [Storage("10.0.0.3")], **slow).run(15)  # type: ignore[arg-type]
+    assert world.step_s <= 1.02 * idle.step_s
+    assert world.of_leftover >= 0.88, "0.77 and 0.65 with storage at its floor in each"
+
+
+@pytest.mark.parametrize("burst_bytes", [300_000, 600_000])
+def test_short_bursts_at_full_rate_keep_the_link(burst_bytes: int) -> None:
+    """Averaged until their end is reported they look slower than they are."""
+    idle = Inflow(POLICY, [], burst_bytes=burst_bytes).run(10)
+    world = Inflow(POLICY, [Storage("10.0.0.3")], burst_bytes=burst_bytes).run(15)
+    assert world.step_s <= 1.06 * idle.step_s, "12 ms of a step of 230 pass until the hold is in force"
+
+
 def test_a_long_burst_leaves_storage_what_training_does_not_use_of_it() -> None:
     """Its sender's own way out carries 0.6 of our link: more than half, so that each burst begins with all of it."""
     slow = {"pace_bits_per_s": 60e6, "burst_bytes": 6_000_000}
