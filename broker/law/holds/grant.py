@@ -44,7 +44,7 @@ from broker.law.capacity.state import SignalState
 from broker.law.inbound_state import HeldState
 from broker.law.sharing import guarantee
 from broker.law.sharing.demand import BACKLOG_BYTES_MIN
-from broker.law.sharing.promises import promises
+from broker.law.sharing.promises import Promises, promises
 from broker.model.leases import HELD_CLASS, LEASE_S_MAX, HoldOutcome, Lease
 from broker.model.reasons import Because, Reason
 from broker.model.values import DestinationAllocation, DestinationSample, FlowSample
@@ -55,6 +55,8 @@ DESTINATIONS_MAX = 8
 LINGER_S = 5.0
 """How long a leaf outlives its lease: what waits in it leaves in order, and the next burst finds it there."""
 RATE_BITS_PER_S_MIN = 64_000
+READ_S_MIN = 0.05
+"""A rate over a shorter time would measure single bursts of the shaper."""
 MOST_DECAY_S = 60.0
 """The highest rate to a destination decays over a minute without a lease."""
 FULL_S, FULL_FOR_S, FULL_AGE_S = 0.06, 0.3, 0.3
@@ -85,24 +87,189 @@ class Holding(Struct, frozen=True):
     verdicts: tuple[HoldOutcome, ...]
 
 
+def decide_held(
+    *, now_s: float, states: Sequence[HeldState], leases: Sequence[Lease], samples: Sequence[DestinationSample],
+    read_s: float | None, delivered_bits_per_s: Mapping[str, float], storage: ClassPolicy, capacity_bits_per_s: int,
+    replicas: int, late_s: Mapping[str, float],
+) -> Holding:  # fmt: skip
+    """Decide about the leases of one interface.
+
+    Args:
+        now_s: the tick's time.
+        states: of the last tick.
+        leases: in force, in any order.
+        samples: counters of the destinations that have leaves, read at `read_s` (None: never).
+        delivered_bits_per_s: from `delivered`.
+        storage: the class' policy.
+        capacity_bits_per_s: of our own link, outbound.
+        replicas: objects at risk that count now (`broker.law.sharing.storage_needs`).
+        late_s: from the function of that name.
+    """
+    valid: dict[str, list[Lease]] = {}
+    verdicts = []
+    for lease in sorted(leases, key=lambda entry: (entry.address, entry.peer, entry.number)):
+        if (refusal := _refusal(lease)) is None:
+            valid.setdefault(lease.address, []).append(lease)
+        else:
+            verdicts.append(_verdict(lease, capacity_bits_per_s, refusal, Grant.REFUSED))
+    known = {entry.address: entry for entry in states}
+    lingering = {entry.address for entry in states if now_s - entry.seen_s <= LINGER_S}
+    order = sorted(
+        valid.keys() | lingering, key=lambda address: (address not in valid, address not in known, address)
+    )  # fmt: skip
+    for address in order[DESTINATIONS_MAX:]:
+        full = Because.HOLD_REFUSED(why=f"{DESTINATIONS_MAX} destinations are held back already")
+        for lease in valid.get(address, ()):
+            verdicts.append(_verdict(lease, capacity_bits_per_s, full, Grant.REFUSED))
+    counters = {entry.address: entry for entry in samples if entry.traffic_class == HELD_CLASS}
+    after, destinations = [], []
+    for address in sorted(order[:DESTINATIONS_MAX]):
+        there = _Destination(
+            lease=min(valid.get(address, ()), key=lambda lease: lease.rate_bits_per_s, default=None),
+            sample=counters.get(address) if read_s is not None else None,
+            storage=storage,
+            capacity_bits_per_s=capacity_bits_per_s,
+        )
+        entry = known.get(address) or HeldState(address, now_s)
+        most = max(entry.sent_bits_per_s_max, delivered_bits_per_s.get(address, 0.0))
+        entry = replace(entry, sent_bits_per_s_max=most)
+        entry = _ask_the_link(entry, there, late_s=late_s.get(address), now_s=now_s)
+        entry = _count(entry, there, read_s=read_s)
+        grant, rate, why = _rate(entry, there, replicas=replicas)
+        own = there.promises(entry)
+        destinations.append(
+            DestinationAllocation(
+                address, HELD_CLASS, max(1, min(rate, own.floor)), max(1, rate), why,
+                guarantee_bits_per_s=own.guarantee if grant is not Grant.OVER else None,
+            )
+        )  # fmt: skip
+        for lease in valid.get(address, ()):
+            verdicts.append(_verdict(lease, rate, why, grant))
+        seen_s = entry.seen_s if grant is Grant.OVER else now_s
+        after.append(replace(entry, seen_s=seen_s, rate_bits_per_s=rate))
+    remembered_s = max(LINGER_S, storage.guarantee_window_s)
+    for address in known.keys() - set(order[:DESTINATIONS_MAX]):
+        if now_s - known[address].seen_s <= remembered_s:
+            after.append(known[address])
+    return Holding(
+        states=tuple(sorted(after, key=lambda entry: entry.address)),
+        destinations=tuple(destinations),
+        verdicts=tuple(sorted(verdicts, key=lambda entry: (entry.peer, entry.address, entry.number))),
+    )
+
+
+class _Destination(Struct, frozen=True):
+    """What is known of one destination now: the strictest lease, the leaf's counters, and what storage is promised."""
+
+    lease: Lease | None
+    sample: DestinationSample | None
+    storage: ClassPolicy
+    capacity_bits_per_s: int
+
+    def promises(self, entry: HeldState) -> Promises:
+        """Of the smaller of both links, where the peer's counts at least as the highest recent rate to it."""
+        claimed = self.lease.capacity_bits_per_s if self.lease is not None else 0
+        return promises(self.storage, min(self.capacity_bits_per_s, max(claimed, int(entry.sent_bits_per_s_max))))
+
+
+def _refusal(lease: Lease) -> Reason | None:
+    if lease.traffic_class != HELD_CLASS:
+        return Because.HOLD_REFUSED(why=f"only {HELD_CLASS} may be held back from outside")
+    if not 0 < lease.remaining_s <= LEASE_S_MAX or lease.rate_bits_per_s < 0 or lease.capacity_bits_per_s <= 0:
+        return Because.HOLD_REFUSED(why=f"a lease has a rate, a capacity, and at most {LEASE_S_MAX:g} s")
+    return None
+
+
+def _verdict(lease: Lease, rate: int, why: Reason, grant: Grant) -> HoldOutcome:
+    kept = grant is not Grant.REFUSED
+    return HoldOutcome(lease.peer, lease.address, lease.number, kept, rate, why)
+
+
+def _ask_the_link(entry: HeldState, there: _Destination, *, late_s: float | None, now_s: float) -> HeldState:
+    """Lower the highest rate where our own connections find the link full: it may be as slow as its host reports."""
+    if there.sample is None:
+        return entry
+    wait_s = 8 * there.sample.backlog_bytes / entry.rate_bits_per_s if entry.rate_bits_per_s else 0.0
+    waits = (*(one for one in entry.leaf_waits if one[0] > now_s - LEAF_S), (now_s, wait_s))
+    entry = replace(entry, leaf_waits=waits)
+    if there.lease is None or late_s is None or late_s - max(seconds for _, seconds in waits) < FULL_S:
+        return replace(entry, full_s=None)
+    if entry.full_s is None:
+        return replace(entry, full_s=now_s)
+    if now_s - entry.full_s < FULL_FOR_S:
+        return entry
+    most = entry.sent_bits_per_s_max
+    left = min(most, max(float(there.lease.capacity_bits_per_s), LEFT_AT_ONCE * most))
+    return replace(entry, full_s=now_s, sent_bits_per_s_max=left)
+
+
+def _count(entry: HeldState, there: _Destination, *, read_s: float | None) -> HeldState:
+    """Account for what was sent there since the last reading."""
+    sample = there.sample
+    if sample is None or read_s is None:
+        return replace(entry, counter_s=None)
+    if entry.counter_s is None or sample.sent_bytes < entry.sent_bytes:
+        return replace(entry, counter_s=read_s, sent_bytes=sample.sent_bytes)
+    elapsed_s = read_s - entry.counter_s
+    if elapsed_s <= 0:
+        return entry
+    sent_bits = 8 * (sample.sent_bytes - entry.sent_bytes)
+    most = entry.sent_bits_per_s_max
+    if there.lease is None:
+        most *= max(0.0, 1 - elapsed_s / MOST_DECAY_S)
+    elif elapsed_s >= READ_S_MIN and entry.seen_s >= entry.counter_s:
+        # Without a hold packets may wait elsewhere.
+        most = max(most, sent_bits / elapsed_s)
+    entry = replace(entry, counter_s=read_s, sent_bytes=sample.sent_bytes, sent_bits_per_s_max=most)
+    if there.lease is None:
+        return entry
+    account = guarantee.account(
+        entry.account, received_bits=sent_bits, guarantee_bits_per_s=there.promises(entry).guarantee,
+        window_s=there.storage.guarantee_window_s, elapsed_s=elapsed_s,
+        waiting=sample.backlog_bytes >= BACKLOG_BYTES_MIN, now_s=read_s,
+    )  # fmt: skip
+    return replace(entry, account=account)
+
+
+def _rate(entry: HeldState, there: _Destination, *, replicas: int) -> tuple[Grant, int, Reason]:
+    """The outcome of a destination's lease, the rate for the destination, and the reason: the highest claim counts."""
+    ceiling = promises(there.storage, there.capacity_bits_per_s).ceiling
+    lease, own, window_s = there.lease, there.promises(entry), there.storage.guarantee_window_s
+    if lease is None:
+        return Grant.OVER, ceiling, Because.HOLD_OVER()
+    asked, floor = lease.rate_bits_per_s, max(own.floor, RATE_BITS_PER_S_MIN)
+    due = guarantee.repay_rate_bits_per_s(entry.account, guarantee_bits_per_s=own.guarantee, window_s=window_s)
+    at_risk = own.guarantee if replicas else 0
+    rate = max(asked, floor, due, at_risk)
+    grant = Grant.RAISED
+    why: Reason
+    if rate == asked:
+        grant, why = Grant.GRANTED, Because.HELD_FOR_PEER(peer=lease.peer, rate_bits_per_s=asked)
+    elif rate == floor:
+        why = Because.HELD_AT_FLOOR(peer=lease.peer, asked_bits_per_s=asked, floor_bits_per_s=floor)
+    elif rate == due:
+        why = Because.HOLD_RAISED(
+            peer=lease.peer, asked_bits_per_s=asked, promise_bits_per_s=own.guarantee, window_s=window_s
+        )
+    else:
+        why = Because.HOLD_RAISED_AT_RISK(
+            peer=lease.peer, asked_bits_per_s=asked, promise_bits_per_s=own.guarantee, replicas=replicas
+        )
+    return grant, min(rate, ceiling), why
+
+
 def leased(leases: Sequence[Lease]) -> frozenset[str]:
     """The addresses for which a lease limits us."""
-    if not leases:
-        return frozenset()
     return frozenset(lease.address for lease in leases if _refusal(lease) is None)
 
 
 def waiting_bytes(samples: Sequence[DestinationSample], addresses: Collection[str]) -> int:
     """The backlog for held destinations, which our own link does not cause."""
-    if not addresses:
-        return 0
     return sum(entry.backlog_bytes for entry in samples if entry.address in addresses)
 
 
 def not_held(flows: Sequence[FlowSample], addresses: Collection[str]) -> tuple[FlowSample, ...]:
     """The connections whose delay measures the path: those that no lease delays."""
-    if not addresses:
-        return tuple(flows)
     return tuple(flow for flow in flows if flow.traffic_class != HELD_CLASS or flow.peer not in addresses)
 
 
@@ -136,181 +303,3 @@ def late_s(flows: Sequence[FlowSample], leases: Sequence[Lease]) -> Mapping[str,
         if flow.rtt_s is not None and flow.rtt_s_min is not None:
             waits.setdefault(flow.peer, []).append(flow.rtt_s - flow.rtt_s_min)
     return {address: sorted(found)[(len(found) - 1) // 2] for address, found in waits.items()}
-
-
-def decide_held(
-    *, now_s: float, states: Sequence[HeldState], leases: Sequence[Lease], samples: Sequence[DestinationSample],
-    read_s: float | None, delivered_bits_per_s: Mapping[str, float], storage: ClassPolicy, capacity_bits_per_s: int,
-    replicas: int, late_s: Mapping[str, float],
-) -> Holding:  # fmt: skip
-    """Decide about the leases of one interface.
-
-    Args:
-        now_s: the tick's time.
-        states: of the last tick.
-        leases: in force, in any order.
-        samples: counters of the destinations that have leaves, read at `read_s` (None: never).
-        delivered_bits_per_s: from `delivered`.
-        storage: the class' policy.
-        capacity_bits_per_s: of our own link, outbound.
-        replicas: objects at risk that count now (`broker.law.sharing.storage_needs`).
-        late_s: from the function of that name.
-    """
-    if not states and not leases:
-        return Holding((), (), ())
-    known = {entry.address: entry for entry in states}
-    counters = {entry.address: entry for entry in samples if entry.traffic_class == HELD_CLASS}
-    verdicts = []
-    asked: dict[str, Lease] = {}
-    for lease in sorted(leases, key=lambda entry: (entry.address, entry.peer, entry.number)):
-        refusal = _refusal(lease)
-        if refusal is not None:
-            verdicts.append(_verdict(lease, capacity_bits_per_s, refusal, Grant.REFUSED))
-        elif lease.address not in asked or lease.rate_bits_per_s < asked[lease.address].rate_bits_per_s:
-            asked[lease.address] = lease
-    order = sorted(
-        asked.keys() | {entry.address for entry in states if now_s - entry.seen_s <= LINGER_S},
-        key=lambda address: (address not in asked, address not in known, address),
-    )
-    served = order[:DESTINATIONS_MAX]
-    for address in order[DESTINATIONS_MAX:]:
-        full = Because.HOLD_REFUSED(why=f"{DESTINATIONS_MAX} destinations are held back already")
-        verdicts += [_verdict(lease, capacity_bits_per_s, full, Grant.REFUSED) for lease in _of(address, leases)]
-    after, destinations = [], []
-    for address in sorted(served):
-        entry = known.get(address) or HeldState(address, now_s)
-        most = max(entry.sent_bits_per_s_max, delivered_bits_per_s.get(address, 0.0))
-        entry = replace(entry, sent_bits_per_s_max=most)
-        if read_s is not None:
-            entry = _ask_the_link(
-                entry, counters.get(address), asked.get(address), late_s=late_s.get(address), now_s=now_s
-            )
-        entry = _count(entry, counters.get(address), asked.get(address), storage, capacity_bits_per_s, read_s=read_s)
-        grant, rate, why = _rate(entry, asked.get(address), storage, capacity_bits_per_s, replicas=replicas)
-        own = promises(storage, _link(entry, asked.get(address), capacity_bits_per_s))
-        destinations.append(
-            DestinationAllocation(
-                address, HELD_CLASS, max(1, min(rate, own.floor)), max(1, rate), why,
-                guarantee_bits_per_s=own.guarantee if grant is not Grant.OVER else None,
-            )
-        )  # fmt: skip
-        if grant is not Grant.OVER:
-            entry = replace(entry, seen_s=now_s)
-            verdicts += [_verdict(lease, rate, why, grant) for lease in _of(address, leases)]
-        after.append(replace(entry, rate_bits_per_s=rate))
-    remembered = [
-        entry
-        for entry in states
-        if entry.address not in served and now_s - entry.seen_s <= max(LINGER_S, storage.guarantee_window_s)
-    ]
-    return Holding(
-        states=tuple(sorted([*after, *remembered], key=lambda entry: entry.address)),
-        destinations=tuple(destinations),
-        verdicts=tuple(sorted(verdicts, key=lambda entry: (entry.peer, entry.address, entry.number))),
-    )
-
-
-def _of(address: str, leases: Sequence[Lease]) -> list[Lease]:
-    """The leases of an address that may be kept."""
-    return [lease for lease in leases if lease.address == address and _refusal(lease) is None]
-
-
-def _refusal(lease: Lease) -> Reason | None:
-    if lease.traffic_class != HELD_CLASS:
-        return Because.HOLD_REFUSED(why=f"only {HELD_CLASS} may be held back from outside")
-    if not 0 < lease.remaining_s <= LEASE_S_MAX or lease.rate_bits_per_s < 0 or lease.capacity_bits_per_s <= 0:
-        return Because.HOLD_REFUSED(why=f"a lease has a rate, a capacity, and at most {LEASE_S_MAX:g} s")
-    return None
-
-
-def _link(entry: HeldState, lease: Lease | None, capacity_bits_per_s: int) -> int:
-    """The smaller of both links, where the peer's counts at least as the highest recent rate to it."""
-    claimed = lease.capacity_bits_per_s if lease is not None else 0
-    return min(capacity_bits_per_s, max(claimed, int(entry.sent_bits_per_s_max)))
-
-
-def _ask_the_link(
-    entry: HeldState, sample: DestinationSample | None, lease: Lease | None, *, late_s: float | None, now_s: float
-) -> HeldState:
-    """Lower the highest rate where our own connections find the link full: it may be as slow as its host reports."""
-    if sample is None:
-        return entry
-    wait_s = 8 * sample.backlog_bytes / entry.rate_bits_per_s if entry.rate_bits_per_s else 0.0
-    waits = (*(one for one in entry.leaf_waits if one[0] > now_s - LEAF_S), (now_s, wait_s))
-    entry = replace(entry, leaf_waits=waits)
-    if lease is None or late_s is None or late_s - max(seconds for _, seconds in waits) < FULL_S:
-        return replace(entry, full_s=None)
-    if entry.full_s is None:
-        return replace(entry, full_s=now_s)
-    if now_s - entry.full_s < FULL_FOR_S:
-        return entry
-    most = entry.sent_bits_per_s_max
-    left = min(most, max(float(lease.capacity_bits_per_s), LEFT_AT_ONCE * most))
-    return replace(entry, full_s=now_s, sent_bits_per_s_max=left)
-
-
-def _count(
-    entry: HeldState, sample: DestinationSample | None, lease: Lease | None, storage: ClassPolicy,
-    capacity_bits_per_s: int, *, read_s: float | None,
-) -> HeldState:  # fmt: skip
-    """Account for what was sent there since the last reading."""
-    if sample is None or read_s is None:
-        return replace(entry, counter_s=None)
-    if entry.counter_s is None or sample.sent_bytes < entry.sent_bytes:
-        return replace(entry, counter_s=read_s, sent_bytes=sample.sent_bytes)
-    elapsed_s = read_s - entry.counter_s
-    if elapsed_s <= 0:
-        return entry
-    sent_bits = 8 * (sample.sent_bytes - entry.sent_bytes)
-    most = entry.sent_bits_per_s_max
-    if lease is None:
-        most *= max(0.0, 1 - elapsed_s / MOST_DECAY_S)
-    elif elapsed_s >= 0.05 and entry.seen_s >= entry.counter_s:
-        # A shorter time measures single bursts of the shaper, and without a hold packets may wait elsewhere.
-        most = max(most, sent_bits / elapsed_s)
-    entry = replace(entry, counter_s=read_s, sent_bytes=sample.sent_bytes, sent_bits_per_s_max=most)
-    if lease is None:
-        return entry
-    promise = promises(storage, _link(entry, lease, capacity_bits_per_s)).guarantee
-    account = guarantee.account(
-        entry.account, received_bits=sent_bits, guarantee_bits_per_s=promise, window_s=storage.guarantee_window_s,
-        elapsed_s=elapsed_s, waiting=sample.backlog_bytes >= BACKLOG_BYTES_MIN, now_s=read_s,
-    )  # fmt: skip
-    return replace(entry, account=account)
-
-
-def _rate(
-    entry: HeldState, lease: Lease | None, storage: ClassPolicy, capacity_bits_per_s: int, *, replicas: int
-) -> tuple[Grant, int, Reason]:
-    """The outcome of a destination's lease, the rate for the destination, and the reason."""
-    ceiling = promises(storage, capacity_bits_per_s).ceiling
-    if lease is None:
-        return Grant.OVER, ceiling, Because.HOLD_OVER()
-    own = promises(storage, _link(entry, lease, capacity_bits_per_s))
-    window_s = storage.guarantee_window_s
-    floor = max(own.floor, RATE_BITS_PER_S_MIN)
-    asked = lease.rate_bits_per_s
-    due = guarantee.repay_rate_bits_per_s(entry.account, guarantee_bits_per_s=own.guarantee, window_s=window_s)
-    why: Reason
-    if replicas and own.guarantee > max(asked, floor, due):
-        grant, rate = Grant.RAISED, own.guarantee
-        why = Because.HOLD_RAISED_AT_RISK(
-            peer=lease.peer, asked_bits_per_s=asked, promise_bits_per_s=own.guarantee, replicas=replicas
-        )
-    elif due > max(asked, floor):
-        grant, rate = Grant.RAISED, due
-        why = Because.HOLD_RAISED(
-            peer=lease.peer, asked_bits_per_s=asked, promise_bits_per_s=own.guarantee, window_s=window_s
-        )
-    elif asked < floor:
-        grant, rate = Grant.RAISED, floor
-        why = Because.HELD_AT_FLOOR(peer=lease.peer, asked_bits_per_s=asked, floor_bits_per_s=floor)
-    else:
-        grant, rate = Grant.GRANTED, asked
-        why = Because.HELD_FOR_PEER(peer=lease.peer, rate_bits_per_s=asked)
-    return grant, min(rate, ceiling), why
-
-
-def _verdict(lease: Lease, rate: int, why: Reason, grant: Grant) -> HoldOutcome:
-    kept = grant is not Grant.REFUSED
-    return HoldOutcome(lease.peer, lease.address, lease.number, kept, rate, why)
