@@ -140,9 +140,11 @@ def test_a_panic_in_the_stack_of_a_connection_ends_that_one(three: tuple[Node, N
 @over(NATIVE)
 def test_a_panic_in_the_course_of_a_connection_ends_that_one(three: tuple[Node, Node, Node, int, int]) -> None:
     a, b, c, to_b, to_c = three
-    ask_for_panic(a, "course")
+    talks(a, b, to_b)  # the tasks of these connections have seen that they are up
+    talks(a, c, to_c)
+    ask_for_panic(a, "connection")
     attempt = a.dial(b)
-    down = a.take(ConnectionDown, lambda event: "course" in str(event.error))
+    down = a.take(ConnectionDown, lambda event: "asked for: connection" in str(event.error))
     assert down.attempt == attempt
     talks(a, b, to_b)
     talks(a, c, to_c)
@@ -233,7 +235,7 @@ def ends_whole(node: Node, operations: list[int], place: str) -> None:
 
 
 @over(NATIVE)
-@pytest.mark.parametrize("place", ["tick", "accept", "mail", "driver"])
+@pytest.mark.parametrize("place", ["tick", "accept", "matcher", "driver"])
 def test_a_panic_in_what_all_connections_share_ends_the_engine_with_every_operation(place: str) -> None:
     with connected() as (a, b, up, other):
         waiting = [a.post("b", bytearray(10), tag=tag) for tag in range(5)]
@@ -242,7 +244,7 @@ def test_a_panic_in_what_all_connections_share_ends_the_engine_with_every_operat
         ask_for_panic(a, place)
         if place == "accept":
             b.dial(a)
-        elif place == "mail":
+        elif place == "matcher":
             b.send(other, b"x", tag=99)
         ends_whole(a, waiting, place)
         assert b.take(ConnectionDown).error is not None
