@@ -13,7 +13,7 @@ use bytes::Bytes;
 use pyo3::buffer::PyBuffer;
 
 use crate::events::{Event, EventQueue};
-use crate::quic::send_scheduler::Gate;
+use crate::quic::send_scheduler::SendScheduler;
 
 /// A buffer of Python's that is handed back through the event thread when it is dropped.
 struct Borrowed {
@@ -78,8 +78,13 @@ impl Payload {
     }
 
     /// A part of the payload as the stack takes it, and how much of it the stack has taken, which is to be written
-    /// there before the rest is dropped; `gate` gets so much back when the stack lets go of it.
-    pub fn piece(self: &Arc<Self>, start: usize, length: usize, gate: &Arc<Gate>) -> (Bytes, Arc<AtomicU64>) {
+    /// there before the rest is dropped; `scheduler` gets so much back when the stack lets go of it.
+    pub fn piece(
+        self: &Arc<Self>,
+        start: usize,
+        length: usize,
+        scheduler: &Arc<SendScheduler>,
+    ) -> (Bytes, Arc<AtomicU64>) {
         assert!(start <= self.len() && length <= self.len() - start);
         let taken = Arc::new(AtomicU64::new(0));
         let piece = Piece {
@@ -87,7 +92,7 @@ impl Payload {
             start,
             length,
             taken: taken.clone(),
-            gate: gate.clone(),
+            scheduler: scheduler.clone(),
         };
         (Bytes::from_owner(piece), taken)
     }
@@ -98,7 +103,7 @@ struct Piece {
     start: usize,
     length: usize,
     taken: Arc<AtomicU64>,
-    gate: Arc<Gate>,
+    scheduler: Arc<SendScheduler>,
 }
 
 impl AsRef<[u8]> for Piece {
@@ -118,7 +123,7 @@ impl Drop for Piece {
     fn drop(&mut self) {
         let taken = self.taken.load(Ordering::Relaxed);
         self.payload.acknowledged.fetch_add(taken, Ordering::Relaxed);
-        self.gate.give_back(taken);
+        self.scheduler.give_back(taken);
     }
 }
 

@@ -16,8 +16,8 @@ use quinn_proto::congestion::{ControllerFactory, CubicConfig, NewRenoConfig};
 
 use self::bbr::SpannedBbrConfig;
 use self::delay_bound::DelayBoundConfig;
-use self::pacer::Pace;
-use self::rate_based::FollowsRateConfig;
+use self::pacer::Pacer;
+use self::rate_based::RateBasedConfig;
 use self::rate_share::EndpointRate;
 
 /// The controllers that a configuration can name.
@@ -31,7 +31,7 @@ pub fn factory(
     name: &str,
     bulk: bool,
     rate: &Arc<EndpointRate>,
-    pace: &Arc<Pace>,
+    pace: &Arc<Pacer>,
 ) -> Option<Arc<dyn ControllerFactory + Send + Sync>> {
     if bulk {
         return Some(Arc::new(DelayBoundConfig));
@@ -40,7 +40,7 @@ pub fn factory(
         "cubic" => Some(Arc::new(CubicConfig::default())),
         "reno" => Some(Arc::new(NewRenoConfig::default())),
         "bbr" => Some(Arc::new(SpannedBbrConfig::default())),
-        RATE => Some(Arc::new(FollowsRateConfig {
+        RATE => Some(Arc::new(RateBasedConfig {
             rate: rate.clone(),
             pace: pace.clone(),
         })),

@@ -43,21 +43,21 @@ pub enum Event {
     Echo(Py<PyAny>),
     /// The handshake is complete; who the peer is has to be judged.
     Chain {
-        link: u64,
+        connection: u64,
         certificates: Vec<Vec<u8>>,
     },
     /// The peer said hello.
     Hello {
-        link: u64,
+        connection: u64,
         body: Vec<u8>,
     },
     Down {
-        link: u64,
+        connection: u64,
         peer: String,
         failure: Option<Failure>,
     },
     Accepted {
-        link: u64,
+        connection: u64,
         endpoint: u64,
         remote: (String, u16),
     },
@@ -67,7 +67,7 @@ pub enum Event {
         peer: Arc<str>,
         header: Header,
         payload: Arrived,
-        link: u64,
+        connection: u64,
     },
     Failed {
         operation: u64,
@@ -234,12 +234,12 @@ mod tests {
     #[test]
     fn certificates_that_nobody_has_looked_at_are_counted() {
         let queue = EventQueue::default();
-        for link in 0..3 {
+        for connection in 0..3 {
             queue.push(Event::Chain {
-                link,
+                connection,
                 certificates: Vec::new(),
             });
-            queue.push(Event::SendDone(link));
+            queue.push(Event::SendDone(connection));
         }
         assert_eq!(queue.chains(), 3);
         assert_eq!(queue.take().map(|batch| batch.len()), Some(6));

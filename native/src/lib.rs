@@ -2,7 +2,7 @@
 //!
 //! Who knows whom goes one way, downwards:
 //!
-//! - `python` is what Python sees; `transport/engine/native_engine.py` turns it into an `Engine`.
+//! - `python` is what Python sees; `transport/engine/native.py` turns it into an `Engine`.
 //! - `session` is the engine: the endpoints that it serves and each connection of it, with its operations.
 //! - `matching` decides which message goes to which receive.
 //! - `borrowed_buffers` is Python's memory while bytes move without the GIL.

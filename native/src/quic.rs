@@ -5,6 +5,7 @@ pub mod address_validation;
 pub mod connection;
 mod datagrams_in;
 mod datagrams_out;
+mod dirty_list;
 mod driver;
 mod driver_state;
 pub mod endpoint;

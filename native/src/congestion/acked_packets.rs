@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 #[derive(Clone, Debug, Default)]
-pub struct Acks {
+pub struct AckedPackets {
     /// The least: of the packets that an acknowledgement names, the last one sent is the one whose round trip it shows.
     pub rtt_s: Option<f64>,
     pub bytes: u64,
@@ -11,7 +11,7 @@ pub struct Acks {
     pub limited_bytes: u64,
 }
 
-impl Acks {
+impl AckedPackets {
     pub fn add(&mut self, now: Instant, sent: Instant, bytes: u64, app_limited: bool) {
         // The stack takes `now` before it reads a batch, so that a packet may seem to have been acknowledged at once.
         let rtt_s = now.saturating_duration_since(sent).as_secs_f64();

@@ -1,4 +1,4 @@
-//! The control of bulk state, which yields; its law and its numbers are those of `transport/engine/congestion.py`, but for
+//! The control of bulk state, which yields; its law and its numbers are those of `transport/engine/congestion/delay_bound.py`, but for
 //! the least queue, for Python cannot tell a quarter of a millisecond from its own pauses, and for the base, whose freaks
 //! are within the queue that is allowed there.
 //!
@@ -23,12 +23,12 @@ use std::time::{Duration, Instant};
 use quinn_proto::RttEstimator;
 use quinn_proto::congestion::{Controller, ControllerFactory};
 
-use super::acked_packets::Acks;
-use super::min_rtt::{BASE_SPAN, Base};
+use super::acked_packets::AckedPackets;
+use super::min_rtt::{MIN_RTT_WINDOW, MinRtt};
 
 const WINDOW_PACKETS_MIN: f64 = 4.0;
 const WINDOW_PACKETS_INITIAL: f64 = 10.0;
-/// A lump of bulk at 1 Gbit/s. A small message that takes 0.5 ms on an idle link took four times that behind 2 ms, and 2.4
+/// A batch of bulk at 1 Gbit/s. A small message that takes 0.5 ms on an idle link took four times that behind 2 ms, and 2.4
 /// times behind 0.5 ms.
 const TARGET_S_MIN: f64 = 0.00025;
 const ROUND_SAMPLES: u32 = 6;
@@ -78,12 +78,12 @@ struct DelayBound {
     packet_bytes: f64,
     window_bytes: f64,
     slow_start: bool,
-    base: Base,
+    base: MinRtt,
     round: Round,
     drain_until: Option<Instant>,
     drained_at: Option<Instant>,
     reduced_at: Option<Instant>,
-    acks: Acks,
+    acks: AckedPackets,
 }
 
 impl DelayBound {
@@ -92,12 +92,12 @@ impl DelayBound {
             packet_bytes,
             window_bytes: WINDOW_PACKETS_INITIAL * packet_bytes,
             slow_start: true,
-            base: Base::default(),
+            base: MinRtt::default(),
             round: Round::NEW,
             drain_until: None,
             drained_at: None,
             reduced_at: None,
-            acks: Acks::default(),
+            acks: AckedPackets::default(),
         }
     }
 
@@ -148,7 +148,7 @@ impl DelayBound {
     /// Once a span, have no queue of our own for a moment.
     fn keep_base(&mut self, rtt_s: f64, now: Instant) {
         let drained_at = *self.drained_at.get_or_insert(now);
-        if now.saturating_duration_since(drained_at) > BASE_SPAN {
+        if now.saturating_duration_since(drained_at) > MIN_RTT_WINDOW {
             self.drained_at = Some(now);
             self.drain_until = Some(now + DRAIN.max(Duration::from_secs_f64(2.0 * rtt_s)));
             self.round = Round::NEW;

@@ -3,17 +3,17 @@
 use std::time::{Duration, Instant};
 
 /// So long a least round trip is believed at least, and at most twice as long: the path may have changed.
-pub const BASE_SPAN: Duration = Duration::from_secs(10);
+pub const MIN_RTT_WINDOW: Duration = Duration::from_secs(10);
 
-/// The least round trip of the last one to two spans of `BASE_SPAN`, in seconds; infinite while there is none.
+/// The least round trip of the last one to two spans of `MIN_RTT_WINDOW`, in seconds; infinite while there is none.
 #[derive(Clone, Debug)]
-pub struct Base {
+pub struct MinRtt {
     previous_s: f64,
     current_s: f64,
     since: Option<Instant>,
 }
 
-impl Default for Base {
+impl Default for MinRtt {
     fn default() -> Self {
         Self {
             previous_s: f64::INFINITY,
@@ -23,12 +23,12 @@ impl Default for Base {
     }
 }
 
-impl Base {
+impl MinRtt {
     pub fn add(&mut self, rtt_s: f64, now: Instant) {
         let age = self.since.map(|since| now.saturating_duration_since(since));
-        if age.is_none_or(|age| age > BASE_SPAN) {
+        if age.is_none_or(|age| age > MIN_RTT_WINDOW) {
             self.previous_s = match age {
-                Some(age) if age <= 2 * BASE_SPAN => self.current_s,
+                Some(age) if age <= 2 * MIN_RTT_WINDOW => self.current_s,
                 _ => f64::INFINITY,
             };
             self.current_s = f64::INFINITY;
@@ -49,7 +49,7 @@ mod tests {
     #[test]
     fn the_least_is_forgotten_after_two_spans_at_the_latest() {
         let began = Instant::now();
-        let mut base = Base::default();
+        let mut base = MinRtt::default();
         assert!(base.least_s().is_infinite());
         for (at_s, rtt_s, least_s) in [
             (0.0, 0.010, 0.010),

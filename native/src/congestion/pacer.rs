@@ -13,7 +13,7 @@ const BURST_PACKETS_MIN: f64 = 10.0;
 
 /// The bucket of one connection: open while there is something in it. Rates in bytes a second, infinite for no pacing.
 #[derive(Debug)]
-pub struct Pace {
+pub struct Pacer {
     bucket: Mutex<Bucket>,
     shut: Notify,
 }
@@ -44,7 +44,7 @@ impl Bucket {
     }
 }
 
-impl Default for Pace {
+impl Default for Pacer {
     fn default() -> Self {
         Self {
             bucket: Mutex::new(Bucket {
@@ -58,7 +58,7 @@ impl Default for Pace {
     }
 }
 
-impl Pace {
+impl Pacer {
     fn lock(&self) -> MutexGuard<'_, Bucket> {
         locked(&self.bucket)
     }

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use quinn_proto::RttEstimator;
 use quinn_proto::congestion::{Controller, ControllerFactory, ControllerMetrics};
 
-use super::acked_packets::Acks;
-use super::min_rtt::Base;
-use super::pacer::Pace;
+use super::acked_packets::AckedPackets;
+use super::min_rtt::MinRtt;
+use super::pacer::Pacer;
 use crate::runtime::locks::locked;
 
 const RATE_SPAN: Duration = Duration::from_millis(100);
@@ -18,7 +18,7 @@ const RATE_KEPT: f64 = 0.97;
 
 /// A connection's own measurements. Times are of the last acknowledgement.
 #[derive(Clone, Debug)]
-pub struct Measured {
+pub struct PathSample {
     pub rtt_latest: Duration,
     pub rtt_min: Duration,
     pub window: u64,
@@ -32,29 +32,29 @@ pub struct Measured {
 
 #[derive(Debug)]
 struct State {
-    told: Measured,
-    base: Base,
+    told: PathSample,
+    base: MinRtt,
     span: Option<(Instant, u64)>,
     span_limited: bool,
 }
 
 /// Shared between the controller, which writes, and whoever reads statistics.
 #[derive(Debug)]
-pub struct Measure {
+pub struct PathMeasurement {
     state: Mutex<State>,
     /// How much of the congestion window is in use: what is in flight when acknowledgements come, at most the window.
     /// Where no packet is ever lost the window itself grows without end.
     pub used: Arc<AtomicU64>,
-    pub rate: Arc<Rate>,
+    pub rate: Arc<DeliveryRate>,
     /// The path is a new one since the last packet was sent.
     restart: AtomicBool,
     /// What holds the packets back where a rate is followed.
-    pub pace: Arc<Pace>,
+    pub pace: Arc<Pacer>,
 }
 
 /// What the path has delivered of late.
 #[derive(Debug)]
-pub struct Rate {
+pub struct DeliveryRate {
     /// The most; what was more fades by half in 2 s of sending. 0: nothing yet.
     pub bytes_per_s: AtomicU64,
     /// It may carry more, for there was less to send.
@@ -63,7 +63,7 @@ pub struct Rate {
     pub used: AtomicBool,
 }
 
-impl Default for Rate {
+impl Default for DeliveryRate {
     fn default() -> Self {
         Self {
             bytes_per_s: AtomicU64::new(0),
@@ -73,10 +73,10 @@ impl Default for Rate {
     }
 }
 
-impl Measure {
+impl PathMeasurement {
     pub fn new() -> Arc<Self> {
         let state = State {
-            told: Measured {
+            told: PathSample {
                 rtt_latest: Duration::ZERO,
                 rtt_min: Duration::ZERO,
                 window: 0,
@@ -86,7 +86,7 @@ impl Measure {
                 application_limited: true,
                 ecn_ce_reports: 0,
             },
-            base: Base::default(),
+            base: MinRtt::default(),
             span: None,
             span_limited: true,
         };
@@ -99,7 +99,7 @@ impl Measure {
         })
     }
 
-    pub fn read(&self) -> Measured {
+    pub fn read(&self) -> PathSample {
         self.lock().told.clone()
     }
 
@@ -136,7 +136,7 @@ impl Measure {
 impl State {
     /// The first path, or another one than before.
     fn begin_path(&mut self, window: u64) {
-        self.base = Base::default();
+        self.base = MinRtt::default();
         self.told.window = window;
     }
 
@@ -168,12 +168,12 @@ impl State {
 /// A controller that also writes down what it hears.
 pub struct Observed {
     inner: Box<dyn Controller>,
-    measure: Arc<Measure>,
+    measure: Arc<PathMeasurement>,
     factory: Arc<dyn ControllerFactory + Send + Sync>,
     mtu: u16,
     /// Packets that were sent before say nothing of this path (RFC 9000 9.4).
     began: Instant,
-    acks: Acks,
+    acks: AckedPackets,
     in_flight: u64,
     follows_use: bool,
     fills_window: bool,
@@ -190,7 +190,7 @@ impl Observed {
 
 pub struct ObservedFactory {
     pub inner: Arc<dyn ControllerFactory + Send + Sync>,
-    pub measure: Arc<Measure>,
+    pub measure: Arc<PathMeasurement>,
     /// The window does not grow while less than half of it is in use, whatever keeps it from being used (RFC 9002 7.8).
     /// Where nothing is lost it would become so large that the first loss would not be felt.
     pub follows_use: bool,
@@ -208,7 +208,7 @@ impl ControllerFactory for ObservedFactory {
             factory: self.inner.clone(),
             mtu: current_mtu,
             began: now,
-            acks: Acks::default(),
+            acks: AckedPackets::default(),
             in_flight: 0,
             follows_use: self.follows_use,
             fills_window: self.fills_window,
@@ -324,7 +324,7 @@ mod tests {
         for follows_use in [true, false] {
             let factory = ObservedFactory {
                 inner: Arc::new(CubicConfig::default()),
-                measure: Measure::new(),
+                measure: PathMeasurement::new(),
                 follows_use,
                 fills_window: false,
             };
@@ -340,7 +340,7 @@ mod tests {
 
     #[test]
     fn the_least_round_trip_is_of_the_last_one_to_two_spans() {
-        let measure = Measure::new();
+        let measure = PathMeasurement::new();
         let began = Instant::now();
         let mut state = measure.lock();
         // Seconds since the beginning, the round trip that is seen then, and the least one that is told, in ms.
@@ -368,7 +368,7 @@ mod tests {
 
     #[test]
     fn the_rate_of_a_path_fades_only_while_it_is_full() {
-        let measure = Measure::new();
+        let measure = PathMeasurement::new();
         let began = Instant::now();
         let mut state = measure.lock();
         for (spans, bytes, limited) in [(0, 0, true), (1, 1_000_000, false), (2, 0, true), (3, 0, false)] {

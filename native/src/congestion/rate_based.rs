@@ -1,10 +1,10 @@
 //! The controller that follows a rate given from outside; its law and its numbers are those of
-//! `transport/engine/rate_following.py`, where the law is explained.
+//! `transport/engine/congestion/rate_following.py`, where the law is explained.
 //!
 //! Pacing: the stack's own pacer sends 1.25 windows a round trip, and a window of 0.8 of what has to be in flight for a
-//! rate would carry 0.8 of the rate. So the window is what may be in flight, and a bucket of our own (`Pace`) opens and
+//! rate would carry 0.8 of the rate. So the window is what may be in flight, and a bucket of our own (`Pacer`) opens and
 //! shuts it: while the bucket is empty the controller's window is nothing. The stack asks again when an acknowledgement
-//! comes, and where none does, a task of the connection wakes it when the bucket is half full (`Pace::next`).
+//! comes, and where none does, a task of the connection wakes it when the bucket is half full (`Pacer::next`).
 
 use std::any::Any;
 use std::sync::Arc;
@@ -13,8 +13,8 @@ use std::time::Instant;
 use quinn_proto::RttEstimator;
 use quinn_proto::congestion::{Controller, ControllerFactory, ControllerMetrics, Cubic, CubicConfig};
 
-use super::acked_packets::Acks;
-use super::pacer::Pace;
+use super::acked_packets::AckedPackets;
+use super::pacer::Pacer;
 use super::rate_law::{RateFollower, WINDOW_PACKETS_MIN};
 use super::rate_share::EndpointRate;
 
@@ -23,33 +23,33 @@ const WANT: f64 = 1.3;
 /// Cubic's share of its window after a loss (RFC 9438): how its window is set to what is wanted.
 const CUBIC_BETA: f64 = 0.7;
 
-pub struct FollowsRateConfig {
+pub struct RateBasedConfig {
     pub rate: Arc<EndpointRate>,
-    pub pace: Arc<Pace>,
+    pub pace: Arc<Pacer>,
 }
 
-impl ControllerFactory for FollowsRateConfig {
+impl ControllerFactory for RateBasedConfig {
     fn build(self: Arc<Self>, now: Instant, current_mtu: u16) -> Box<dyn Controller> {
-        Box::new(FollowsRate::new(&self, now, current_mtu))
+        Box::new(RateBased::new(&self, now, current_mtu))
     }
 }
 
 /// `RateFollower` while the endpoint has a rate, CUBIC while it has none.
 ///
 /// Where a rate ends, CUBIC goes on in congestion avoidance from what was in use: pace * base round trip.
-struct FollowsRate {
+struct RateBased {
     cubic: Cubic,
     follower: RateFollower,
     following: bool,
     current_mtu: u16,
     member: u64,
     rate: Arc<EndpointRate>,
-    pace: Arc<Pace>,
-    acks: Acks,
+    pace: Arc<Pacer>,
+    acks: AckedPackets,
 }
 
-impl FollowsRate {
-    fn new(config: &FollowsRateConfig, now: Instant, current_mtu: u16) -> Self {
+impl RateBased {
+    fn new(config: &RateBasedConfig, now: Instant, current_mtu: u16) -> Self {
         Self {
             cubic: Cubic::new(Arc::new(CubicConfig::default()), now, current_mtu),
             follower: RateFollower::new(f64::from(current_mtu)),
@@ -58,7 +58,7 @@ impl FollowsRate {
             member: config.rate.member(),
             rate: config.rate.clone(),
             pace: config.pace.clone(),
-            acks: Acks::default(),
+            acks: AckedPackets::default(),
         }
     }
 
@@ -110,7 +110,7 @@ impl FollowsRate {
     }
 }
 
-impl Controller for FollowsRate {
+impl Controller for RateBased {
     fn on_sent(&mut self, now: Instant, bytes: u64, last_packet_number: u64) {
         self.rate.on_sent(self.member, bytes, now);
         self.look(now);
@@ -195,7 +195,7 @@ impl Controller for FollowsRate {
     }
 }
 
-impl Drop for FollowsRate {
+impl Drop for RateBased {
     fn drop(&mut self) {
         self.rate.forget(self.member);
     }

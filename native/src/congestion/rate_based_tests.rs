@@ -166,7 +166,7 @@ fn a_rate_is_divided_by_who_has_data_and_ends_with_time() {
 
 #[test]
 fn the_bucket_gives_its_rate_and_no_more_however_it_is_asked() {
-    let pace = Pace::default();
+    let pace = Pacer::default();
     let began = Instant::now();
     assert!(pace.open(began));
     pace.set(1e6, 1000.0, began);
@@ -185,12 +185,12 @@ fn the_bucket_gives_its_rate_and_no_more_however_it_is_asked() {
 
 #[test]
 fn cubic_goes_on_from_what_was_in_use_when_a_rate_ends() {
-    let config = Arc::new(FollowsRateConfig {
+    let config = Arc::new(RateBasedConfig {
         rate: Arc::default(),
         pace: Arc::default(),
     });
     let now = Instant::now();
-    let mut control = FollowsRate::new(&config, now, 1452);
+    let mut control = RateBased::new(&config, now, 1452);
     assert_eq!(control.metrics().pacing_rate, None);
     config.rate.give(Some(80_000_000), now);
     control.follower.on_rtt(0.040, now);

@@ -1,9 +1,9 @@
 //! How a connection follows its part of the rate while it watches delay and loss. What the numbers mean is said in
-//! `transport/engine/rate_following.py`.
+//! `transport/engine/congestion/rate_following.py`.
 
 use std::time::{Duration, Instant};
 
-use super::min_rtt::{BASE_SPAN, Base};
+use super::min_rtt::{MIN_RTT_WINDOW, MinRtt};
 
 pub(super) const HEADROOM: f64 = 0.95;
 /// Ethernet, IPv6 and UDP of a datagram: the rate is one of the wire, and so HTB counts.
@@ -36,14 +36,14 @@ struct Drain {
     number: u32,
 }
 
-/// Pace and window of one connection while a rate is known. Rates in bytes of UDP payload a second.
+/// Pacer and window of one connection while a rate is known. Rates in bytes of UDP payload a second.
 #[derive(Clone)]
 pub(super) struct RateFollower {
     pub(super) packet_bytes: f64,
     pub(super) target: f64,
     pub(super) pace: f64,
     queue_s: f64,
-    pub(super) base: Base,
+    pub(super) base: MinRtt,
     latest_s: f64,
     round_at: Option<Instant>,
     round_least_s: f64,
@@ -67,7 +67,7 @@ impl RateFollower {
             target: 0.0,
             pace: 0.0,
             queue_s: 0.0,
-            base: Base::default(),
+            base: MinRtt::default(),
             latest_s: 0.0,
             round_at: None,
             round_least_s: f64::INFINITY,
@@ -158,7 +158,7 @@ impl RateFollower {
             } else if drain.number < DRAINS_MAX {
                 self.begin_drain(delivered, drain.before, drain.number + 1, now);
             } else {
-                self.foreign_until = Some(now + BASE_SPAN);
+                self.foreign_until = Some(now + MIN_RTT_WINDOW);
                 self.pace = drain.before.min(self.target);
             }
         } else if (self.loses() || std::mem::take(&mut self.marked)) && !limited {
@@ -193,7 +193,7 @@ impl RateFollower {
     fn yield_to(&mut self, delivered: f64, now: Instant) {
         let bound = (YIELD_SHARE * delivered).max(CUT_MOST * self.pace).max(self.least());
         self.bound = bound.min(self.pace);
-        self.bound_until = Some(now + BASE_SPAN);
+        self.bound_until = Some(now + MIN_RTT_WINDOW);
         self.step = STEP_MIN;
     }
 

@@ -11,7 +11,7 @@ use crate::runtime::locks::locked;
 pub(super) const BUSY_BYTES: u64 = 3000;
 const BUSY_SPAN: Duration = Duration::from_millis(100);
 const SHARES_FRESH: Duration = Duration::from_millis(5);
-/// As `RATE_VALID_S` of `transport/engine/base.py`.
+/// As `RATE_VALID_S` of `transport/engine/congestion/pacer.py`.
 pub(super) const RATE_VALID: Duration = Duration::from_secs(3);
 
 /// One endpoint's rate, divided among its connections that have data: equal parts, and what one does not want goes to

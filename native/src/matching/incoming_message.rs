@@ -12,7 +12,7 @@ use crate::wire::{Code, Header};
 /// Charged for every waiting message, so that a million empty ones cannot fill the memory.
 pub(super) const OVERHEAD_BYTES: u64 = 2048;
 
-/// The connection that a message comes over, as far as the mail needs it.
+/// The connection that a message comes over, as far as the matcher needs it.
 pub trait Channel: Send + Sync {
     fn id(&self) -> u64;
     /// Whom the store charges: ranks that share a name have a store each.
@@ -20,31 +20,31 @@ pub trait Channel: Send + Sync {
     /// Credit that every stream has.
     fn stream_window(&self) -> u64;
     /// The connection's window grows by so much (or shrinks): messages in it that have their place elsewhere.
-    fn widen(&self, bytes: i64);
+    fn adjust_window(&self, bytes: i64);
     /// The store is full: no new streams for now.
-    fn close_doors(&self);
+    fn limit_streams(&self);
     /// Whether it has ended: what its readers still bring would wait for ever.
     fn ended(&self) -> bool;
 }
 
 /// A message on its way in.
-pub struct Slot {
+pub struct IncomingMessage {
     /// Later messages have higher numbers.
     pub(super) number: u64,
     pub header: Header,
     pub peer: Arc<str>,
     pub(super) channel: Arc<dyn Channel>,
     pub(super) account: String,
-    pub(super) state: Mutex<SlotState>,
+    pub(super) state: Mutex<IncomingState>,
     /// The place has changed.
     pub changed: Notify,
 }
 
-pub(super) struct SlotState {
+pub(super) struct IncomingState {
     pub(super) place: Place,
     pub(super) filled: u64,
     pub(super) charged: u64,
-    pub(super) widened: i64,
+    pub(super) window_adjustment: i64,
     pub(super) complete: bool,
 }
 
@@ -60,7 +60,7 @@ pub(super) enum Place {
     Delivered,
 }
 
-impl SlotState {
+impl IncomingState {
     fn write(&mut self, bytes: &[u8], length: u64) -> bool {
         if self.filled + bytes.len() as u64 > length {
             return false;
@@ -84,7 +84,7 @@ pub enum Next {
     Stop(Code),
 }
 
-impl Slot {
+impl IncomingMessage {
     pub fn next(&self) -> Next {
         match self.lock().place {
             Place::Stalled(_) => Next::Wait,
@@ -139,15 +139,15 @@ impl Slot {
         (self.whole_charge() - self.stalled_charge(), self.number)
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, SlotState> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, IncomingState> {
         locked(&self.state)
     }
 
     /// The connection's window no longer counts this message's bytes as elsewhere.
-    pub(super) fn narrow(&self, state: &mut SlotState) {
-        if state.widened != 0 {
-            self.channel.widen(-state.widened);
-            state.widened = 0;
+    pub(super) fn restore_window(&self, state: &mut IncomingState) {
+        if state.window_adjustment != 0 {
+            self.channel.adjust_window(-state.window_adjustment);
+            state.window_adjustment = 0;
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Who gets which message: posts and arrivals of every peer, matched by key, and the store for what nobody asked for yet.
 //!
-//! The rules are those of `transport/engine/mailbox.py`; what differs is how a peer is held back: a message that the
-//! store has no room for is left unread in the stack, where its stream's window bounds it.
+//! The rules are those of `transport/engine/aioquic/matching.py`; what differs is how a peer is held back: a
+//! message that the store has no room for is left unread in the stack, where its stream's window bounds it.
 //!
 //! - A message takes the oldest post with its key when its header is known, else it is stored.
 //! - A post takes the message with its key that was complete first, else the oldest incomplete one.
@@ -14,130 +14,130 @@
 //! A peer decides how many messages wait, with which keys, and when they are given up. So nothing that it can cause
 //! walks over all of them: one arrival, completion or reset costs the same whatever waits.
 //!
-//! Locks are taken in this order: the mail, a slot, whatever the stack has. A reader of a stream holds its slot alone
-//! while it copies, so that a buffer is never written once its post has been withdrawn.
+//! Locks are taken in this order: the matcher, a message, whatever the stack has. A reader of a stream holds its message
+//! alone while it copies, so that a buffer is never written once its post has been withdrawn.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use tokio::sync::Notify;
 
-use super::incoming_message::{Channel, Place, Slot, SlotState};
-use super::queues::{Boxes, Mailbox, Post};
+use super::incoming_message::{Channel, IncomingMessage, IncomingState, Place};
+use super::queues::{PeerQueues, Post, Queues};
 use crate::borrowed_buffers::Destination;
 use crate::events::{Arrived, Event, EventQueue, Failure};
 use crate::runtime::fault_injection::Faults;
 use crate::runtime::locks::locked;
 use crate::wire::{Code, Header};
 
-/// The mail of an engine.
-pub struct Mail {
+/// Of an engine.
+pub struct Matcher {
     pub(super) events: Arc<EventQueue>,
     pub(super) faults: Arc<Faults>,
-    pub(super) boxes: Mutex<Boxes>,
+    pub(super) queues: Mutex<Queues>,
 }
 
-impl Mail {
+impl Matcher {
     pub fn new(store_bytes_max: u64, events: Arc<EventQueue>, faults: Arc<Faults>) -> Self {
         Self {
             events,
             faults,
-            boxes: Mutex::new(Boxes::new(store_bytes_max)),
+            queues: Mutex::new(Queues::new(store_bytes_max)),
         }
     }
 
     /// A message's header is known: find it a place.
-    pub fn arrived(&self, peer: &Arc<str>, header: Header, channel: Arc<dyn Channel>) -> Arc<Slot> {
-        let mut boxes = self.lock();
-        let slot = Arc::new(Slot {
-            number: boxes.number(),
+    pub fn arrived(&self, peer: &Arc<str>, header: Header, channel: Arc<dyn Channel>) -> Arc<IncomingMessage> {
+        let mut queues = self.lock();
+        let message = Arc::new(IncomingMessage {
+            number: queues.number(),
             account: channel.account(),
             peer: peer.clone(),
             channel,
-            state: Mutex::new(SlotState {
+            state: Mutex::new(IncomingState {
                 place: Place::Delivered,
                 filled: 0,
                 charged: 0,
-                widened: 0,
+                window_adjustment: 0,
                 complete: false,
             }),
             changed: Notify::new(),
             header,
         });
-        self.faults.here("mail");
-        let key = &slot.header.key;
-        if slot.channel.ended() {
-            slot.lock().place = Place::Refused(Code::Cancelled);
-            return slot;
+        self.faults.here("matcher");
+        let key = &message.header.key;
+        if message.channel.ended() {
+            message.lock().place = Place::Refused(Code::Cancelled);
+            return message;
         }
-        if !key.group.is_empty() && key.step < boxes.floor(&key.group) {
-            slot.lock().place = Place::Refused(Code::Discarded);
-            return slot;
+        if !key.group.is_empty() && key.step < queues.floor(&key.group) {
+            message.lock().place = Place::Refused(Code::Discarded);
+            return message;
         }
-        let mailbox = boxes.mailbox(peer);
-        let Some(posts) = mailbox.posts.get_mut(key) else {
-            mailbox.store(&slot);
-            return slot;
+        let peer_queues = queues.peer_queues(peer);
+        let Some(posts) = peer_queues.posts.get_mut(key) else {
+            peer_queues.store(&message);
+            return message;
         };
         let post = posts.pop_front().expect("empty queues are removed");
         if posts.is_empty() {
-            mailbox.posts.remove(key);
+            peer_queues.posts.remove(key);
         }
         let operation = post.operation;
-        if !self.attach(mailbox, &slot, post) {
-            boxes.open.remove(&operation);
+        if !self.attach(peer_queues, &message, post) {
+            queues.open.remove(&operation);
         }
-        slot
+        message
     }
 
     /// Wait for a message, or take one that waits. False where the engine has ended for good: nobody will be told how it
     /// ends.
     pub fn post(&self, peer: &str, post: Post) -> bool {
-        let mut boxes = self.lock();
-        if let Some(failure) = boxes.over.clone() {
-            drop(boxes);
+        let mut queues = self.lock();
+        if let Some(failure) = queues.over.clone() {
+            drop(queues);
             let operation = post.operation;
             drop(post); // let go of the buffer first
             return self.fail(operation, failure);
         }
-        let mailbox = boxes.mailbox(peer);
-        let entry = (mailbox.peer.clone(), post.key.clone());
+        let peer_queues = queues.peer_queues(peer);
+        let entry = (peer_queues.peer.clone(), post.key.clone());
         let operation = post.operation;
-        if self.offer(mailbox, post) {
-            boxes.open.insert(operation, entry);
+        if self.offer(peer_queues, post) {
+            queues.open.insert(operation, entry);
         } else {
-            boxes.open.remove(&operation);
+            queues.open.remove(&operation);
         }
         true
     }
 
     /// Every byte of a message and its end are there.
-    pub fn completed(&self, slot: &Arc<Slot>) {
-        let mut boxes = self.lock();
-        let mut state = slot.lock();
-        slot.narrow(&mut state);
+    pub fn completed(&self, message: &Arc<IncomingMessage>) {
+        let mut queues = self.lock();
+        let mut state = message.lock();
+        message.restore_window(&mut state);
         match std::mem::replace(&mut state.place, Place::Delivered) {
             Place::Posted { operation, destination } => {
                 drop(state);
-                boxes.mailbox(&slot.peer).attached.remove(&operation);
-                boxes.open.remove(&operation);
-                self.tell_received(operation, slot, destination);
+                queues.peer_queues(&message.peer).attached.remove(&operation);
+                queues.open.remove(&operation);
+                self.tell_received(operation, message, destination);
             }
             Place::Stored(memory) | Place::Stalled(memory) => {
                 state.place = Place::Stored(memory);
                 state.complete = true;
                 drop(state);
-                let mailbox = boxes.mailbox(&slot.peer);
-                if let Some(account) = mailbox.accounts.get_mut(&slot.account) {
-                    account.stalled.remove(&slot.turn());
+                let peer_queues = queues.peer_queues(&message.peer);
+                if let Some(account) = peer_queues.accounts.get_mut(&message.account) {
+                    account.stalled.remove(&message.turn());
                 }
-                if let Some(waiting) = mailbox.arrivals.get_mut(&slot.header.key)
-                    && waiting.incomplete.remove(&slot.number).is_some()
+                if let Some(waiting) = peer_queues.arrivals.get_mut(&message.header.key)
+                    && waiting.incomplete.remove(&message.number).is_some()
                 {
-                    waiting.complete.push_back(slot.clone());
+                    waiting.complete.push_back(message.clone());
                 }
                 self.events.push(Event::Announced {
-                    peer: slot.peer.clone(),
-                    header: slot.header.clone(),
+                    peer: message.peer.clone(),
+                    header: message.header.clone(),
                 });
             }
             refused => state.place = refused,
@@ -146,37 +146,36 @@ impl Mail {
 
     /// The store holds as much for an account as it may: no new streams.
     pub fn full(&self, peer: &str, account: &str) -> bool {
-        let boxes = self.lock();
-        let mailbox = boxes.by_peer.get(peer);
-        mailbox.is_some_and(|mailbox| {
-            let charged = mailbox.accounts.get(account).map_or(0, |account| account.charged);
-            charged >= mailbox.store_bytes()
+        let queues = self.lock();
+        let peer_queues = queues.by_peer.get(peer);
+        peer_queues.is_some_and(|peer_queues| {
+            let charged = peer_queues.accounts.get(account).map_or(0, |account| account.charged);
+            charged >= peer_queues.store_bytes()
         })
     }
 
     /// Memory taken by all that waits from a peer.
     pub fn held(&self, peer: &str) -> u64 {
-        let boxes = self.lock();
-        boxes
-            .by_peer
-            .get(peer)
-            .map_or(0, |mailbox| mailbox.accounts.values().map(|one| one.charged).sum())
+        let queues = self.lock();
+        queues.by_peer.get(peer).map_or(0, |peer_queues| {
+            peer_queues.accounts.values().map(|one| one.charged).sum()
+        })
     }
 
     /// Whether a panic left something in the middle.
     pub fn half_done(&self) -> bool {
-        self.boxes.is_poisoned()
+        self.queues.is_poisoned()
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, Boxes> {
-        locked(&self.boxes)
+    pub(super) fn lock(&self) -> MutexGuard<'_, Queues> {
+        locked(&self.queues)
     }
 
     pub(super) fn fail(&self, operation: u64, failure: Failure) -> bool {
         self.events.push(Event::Failed { operation, failure })
     }
 
-    fn tell_received(&self, operation: u64, slot: &Slot, destination: Destination) {
+    fn tell_received(&self, operation: u64, message: &IncomingMessage, destination: Destination) {
         let payload = match destination {
             Destination::Lent(posted) => {
                 drop(posted); // let go of before the event is told
@@ -186,32 +185,32 @@ impl Mail {
         };
         self.events.push(Event::Received {
             operation,
-            peer: slot.peer.clone(),
-            header: slot.header.clone(),
+            peer: message.peer.clone(),
+            header: message.header.clone(),
             payload,
-            link: slot.channel.id(),
+            connection: message.channel.id(),
         });
     }
 
     /// Give a post the message that waits for it, or let it wait. Whether it is still open afterwards.
-    pub(super) fn offer(&self, mailbox: &mut Mailbox, post: Post) -> bool {
-        let Some(waiting) = mailbox.arrivals.get(&post.key) else {
-            mailbox.posts.entry(post.key.clone()).or_default().push_back(post);
+    pub(super) fn offer(&self, peer_queues: &mut PeerQueues, post: Post) -> bool {
+        let Some(waiting) = peer_queues.arrivals.get(&post.key) else {
+            peer_queues.posts.entry(post.key.clone()).or_default().push_back(post);
             return true;
         };
-        let slot = waiting.first().expect("empty queues are removed").clone();
-        mailbox.remove(&slot);
-        self.attach(mailbox, &slot, post)
+        let message = waiting.first().expect("empty queues are removed").clone();
+        peer_queues.remove(&message);
+        self.attach(peer_queues, &message, post)
     }
 
     /// Join a message and a post. Whether the post is still open afterwards.
-    fn attach(&self, mailbox: &mut Mailbox, slot: &Arc<Slot>, post: Post) -> bool {
+    fn attach(&self, peer_queues: &mut PeerQueues, message: &Arc<IncomingMessage>, post: Post) -> bool {
         let Post { operation, buffer, .. } = post;
-        let length = slot.header.length;
-        let mut state = slot.lock();
+        let length = message.header.length;
+        let mut state = message.lock();
         let refused = match &buffer {
             Some(posted) if length > posted.len() as u64 => Some(Failure::Peer {
-                peer: slot.peer.to_string(),
+                peer: message.peer.to_string(),
                 reason: format!("sent {length} bytes where {} were expected", posted.len()),
                 code: Code::BufferTooSmall as u64,
             }),
@@ -220,7 +219,7 @@ impl Mail {
         if let Some(failure) = refused {
             state.place = Place::Refused(Code::BufferTooSmall);
             drop(state);
-            slot.changed.notify_one();
+            message.changed.notify_one();
             drop(buffer);
             self.fail(operation, failure);
             return false;
@@ -243,9 +242,9 @@ impl Mail {
         let Some(destination) = destination else {
             state.place = Place::Refused(Code::BufferTooSmall);
             drop(state);
-            slot.changed.notify_one();
+            message.changed.notify_one();
             let failure = Failure::Peer {
-                peer: slot.peer.to_string(),
+                peer: message.peer.to_string(),
                 reason: format!("sent {length} bytes, more than there is memory for"),
                 code: 0,
             };
@@ -254,19 +253,22 @@ impl Mail {
         };
         if state.complete {
             drop(state);
-            self.tell_received(operation, slot, destination);
+            self.tell_received(operation, message, destination);
             return false;
         }
         state.place = Place::Posted { operation, destination };
-        let charged = mailbox.accounts.get(&slot.account).map_or(0, |account| account.charged);
-        if charged > mailbox.store_bytes() / 2 {
+        let charged = peer_queues
+            .accounts
+            .get(&message.account)
+            .map_or(0, |account| account.charged);
+        if charged > peer_queues.store_bytes() / 2 {
             // Others fill the connection's window: this one's bytes have their place, and are not of them.
-            state.widened = length.min(slot.channel.stream_window()) as i64;
-            slot.channel.widen(state.widened);
+            state.window_adjustment = length.min(message.channel.stream_window()) as i64;
+            message.channel.adjust_window(state.window_adjustment);
         }
         drop(state);
-        mailbox.attached.insert(operation, slot.clone());
-        slot.changed.notify_one();
+        peer_queues.attached.insert(operation, message.clone());
+        message.changed.notify_one();
         true
     }
 }

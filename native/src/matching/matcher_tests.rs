@@ -4,12 +4,12 @@ use std::sync::atomic::Ordering;
 
 use super::*;
 use crate::matching::incoming_message::{Next, OVERHEAD_BYTES};
-use crate::testing::fixtures::{Path, STREAM_WINDOW_BYTES as WINDOW, header, key};
+use crate::testing::fixtures::{FakeChannel, STREAM_WINDOW_BYTES as WINDOW, header, key};
 
 const STORE: u64 = 1 << 20;
 
 struct Bench {
-    mail: Mail,
+    matcher: Matcher,
     events: Arc<EventQueue>,
     peer: Arc<str>,
 }
@@ -18,14 +18,14 @@ impl Bench {
     fn new() -> Self {
         let events = Arc::new(EventQueue::default());
         Self {
-            mail: Mail::new(STORE, events.clone(), Arc::default()),
+            matcher: Matcher::new(STORE, events.clone(), Arc::default()),
             events,
             peer: "a".into(),
         }
     }
 
-    fn arrive(&self, path: &Arc<Path>, tag: u64, length: u64) -> Arc<Slot> {
-        self.mail.arrived(&self.peer, header(tag, length), path.clone())
+    fn arrive(&self, path: &Arc<FakeChannel>, tag: u64, length: u64) -> Arc<IncomingMessage> {
+        self.matcher.arrived(&self.peer, header(tag, length), path.clone())
     }
 
     fn post(&self, operation: u64, tag: u64) {
@@ -34,7 +34,7 @@ impl Bench {
             key: key(tag),
             buffer: None,
         };
-        self.mail.post("a", post);
+        self.matcher.post("a", post);
     }
 
     /// What was told since: operation and payload of received messages, and operations that failed.
@@ -55,10 +55,10 @@ impl Bench {
     }
 }
 
-fn path(number: u64) -> Arc<Path> {
-    Arc::new(Path {
+fn path(number: u64) -> Arc<FakeChannel> {
+    Arc::new(FakeChannel {
         number,
-        ..Path::default()
+        ..FakeChannel::default()
     })
 }
 
@@ -70,11 +70,11 @@ fn posts_take_messages_in_order_whichever_comes_first() {
     let first = bench.arrive(&path, 7, 3);
     let second = bench.arrive(&path, 7, 3);
     assert!(second.write(b"two") && first.write(b"one"));
-    bench.mail.completed(&second);
+    bench.matcher.completed(&second);
     bench.post(2, 7);
-    bench.mail.completed(&first);
+    bench.matcher.completed(&first);
     assert_eq!(bench.told(), [(2, Some(b"two".to_vec())), (1, Some(b"one".to_vec()))]);
-    assert_eq!(bench.mail.held("a"), 0);
+    assert_eq!(bench.matcher.held("a"), 0);
 }
 
 #[test]
@@ -82,26 +82,26 @@ fn the_store_is_bounded_and_posted_messages_pass() {
     let bench = Bench::new();
     let path = path(1);
     let waiting: Vec<_> = (0..40).map(|tag| bench.arrive(&path, tag, STORE)).collect();
-    assert!(waiting.iter().all(|slot| slot.next() == Next::Wait));
+    assert!(waiting.iter().all(|message| message.next() == Next::Wait));
     assert!(
         path.closed.load(Ordering::SeqCst),
         "a full store lets no more streams in"
     );
-    assert!(path.widened.load(Ordering::SeqCst) <= STORE as i64);
+    assert!(path.window_adjustment.load(Ordering::SeqCst) <= STORE as i64);
     bench.post(1, 99);
     let posted = bench.arrive(&path, 99, 5);
     assert_eq!(posted.next(), Next::Read);
     assert!(posted.write(b"hello"));
-    bench.mail.completed(&posted);
+    bench.matcher.completed(&posted);
     assert_eq!(bench.told(), [(1, Some(b"hello".to_vec()))]);
     for tag in 0..40 {
         bench.post(100 + tag, tag);
     }
-    assert_eq!(bench.mail.held("a"), 0);
-    assert!(waiting.iter().all(|slot| slot.next() == Next::Read));
-    bench.mail.disconnected("a", 1, None);
+    assert_eq!(bench.matcher.held("a"), 0);
+    assert!(waiting.iter().all(|message| message.next() == Next::Read));
+    bench.matcher.disconnected("a", 1, None);
     assert_eq!(
-        path.widened.load(Ordering::SeqCst),
+        path.window_adjustment.load(Ordering::SeqCst),
         0,
         "nothing of the window is left over"
     );
@@ -110,19 +110,19 @@ fn the_store_is_bounded_and_posted_messages_pass() {
 #[test]
 fn more_than_the_header_says_is_refused() {
     let bench = Bench::new();
-    let slot = bench.arrive(&path(1), 1, 3);
-    assert!(slot.write(b"abc") && !slot.write(b"d"));
+    let message = bench.arrive(&path(1), 1, 3);
+    assert!(message.write(b"abc") && !message.write(b"d"));
 }
 
 #[test]
 fn a_withdrawn_post_is_never_written_again() {
     let bench = Bench::new();
     bench.post(1, 1);
-    let slot = bench.arrive(&path(1), 1, 6);
-    assert!(slot.write(b"abc"));
-    assert!(bench.mail.cancel(1) && !bench.mail.cancel(1));
-    assert_eq!(slot.next(), Next::Stop(Code::Cancelled));
-    assert!(slot.write(b"def"), "what still comes is thrown away");
+    let message = bench.arrive(&path(1), 1, 6);
+    assert!(message.write(b"abc"));
+    assert!(bench.matcher.cancel(1) && !bench.matcher.cancel(1));
+    assert_eq!(message.next(), Next::Stop(Code::Cancelled));
+    assert!(message.write(b"def"), "what still comes is thrown away");
     assert_eq!(bench.told(), [(1, None)]);
 }
 
@@ -133,23 +133,23 @@ fn posts_outlive_a_connection_and_fail_with_the_last() {
     bench.post(1, 1);
     bench.post(2, 2);
     assert!(bench.arrive(&old, 1, 4).write(b"ha"));
-    bench.mail.disconnected("a", 1, None);
+    bench.matcher.disconnected("a", 1, None);
     assert!(bench.told().is_empty());
     let again = bench.arrive(&new, 1, 4);
     assert!(again.write(b"half"));
-    bench.mail.completed(&again);
+    bench.matcher.completed(&again);
     let failure = Failure::Cancelled("over".to_owned());
-    bench.mail.disconnected("a", 2, Some(failure));
+    bench.matcher.disconnected("a", 2, Some(failure));
     assert_eq!(bench.told(), [(1, Some(b"half".to_vec())), (2, None)]);
 }
 
 #[test]
 fn a_terabyte_is_not_allocated_because_somebody_says_so() {
     let bench = Bench::new();
-    let slot = bench.arrive(&path(1), 1, 1 << 50);
-    assert_eq!(slot.next(), Next::Wait);
+    let message = bench.arrive(&path(1), 1, 1 << 50);
+    assert_eq!(message.next(), Next::Wait);
     bench.post(1, 1);
-    assert_eq!(slot.next(), Next::Stop(Code::BufferTooSmall));
+    assert_eq!(message.next(), Next::Stop(Code::BufferTooSmall));
     assert_eq!(bench.told(), [(1, None)]);
 }
 
@@ -160,7 +160,7 @@ fn messages_with_one_key_are_taken_as_they_were_completed() {
     let waiting: Vec<_> = (0..3).map(|_| bench.arrive(&path, 7, 1)).collect();
     for (at, byte) in [(2, b"c"), (0, b"a"), (1, b"b")] {
         assert!(waiting[at].write(byte));
-        bench.mail.completed(&waiting[at]);
+        bench.matcher.completed(&waiting[at]);
     }
     (1..=3).for_each(|operation| bench.post(operation, 7));
     let expected = [
@@ -179,9 +179,9 @@ fn what_becomes_free_goes_to_those_that_need_least() {
     let filled: Vec<_> = (0..13).map(|tag| bench.arrive(&path, 10 + tag, WINDOW)).collect();
     let large = bench.arrive(&path, 2, STORE / 2 - OVERHEAD_BYTES);
     let small = bench.arrive(&path, 3, 10);
-    assert!([&large, &small].iter().all(|slot| slot.next() == Next::Wait));
-    for slot in &filled {
-        bench.mail.reset(slot, "test");
+    assert!([&large, &small].iter().all(|message| message.next() == Next::Wait));
+    for message in &filled {
+        bench.matcher.reset(message, "test");
     }
     assert_eq!(
         small.next(),
@@ -189,8 +189,8 @@ fn what_becomes_free_goes_to_those_that_need_least() {
         "a control message never waits for a gradient's place"
     );
     assert_eq!(large.next(), Next::Wait);
-    bench.mail.reset(&small, "test");
-    bench.mail.reset(&stored, "test");
+    bench.matcher.reset(&small, "test");
+    bench.matcher.reset(&stored, "test");
     assert_eq!(large.next(), Next::Read);
 }
 
@@ -200,32 +200,32 @@ fn a_connection_that_has_ended_brings_nothing_that_a_post_could_wait_for() {
     let path = path(1);
     bench.post(1, 1);
     path.ended.store(true, Ordering::SeqCst);
-    bench.mail.disconnected("a", 1, None);
+    bench.matcher.disconnected("a", 1, None);
     assert_eq!(bench.arrive(&path, 1, 5).next(), Next::Stop(Code::Cancelled));
     let again = bench.arrive(&self::path(2), 1, 2);
     assert!(again.write(b"ok"));
-    bench.mail.completed(&again);
+    bench.matcher.completed(&again);
     assert_eq!(bench.told(), [(1, Some(b"ok".to_vec()))]);
 }
 
 #[test]
-fn mail_that_is_cleared_keeps_no_connection_and_takes_no_post() {
+fn a_matcher_that_is_cleared_keeps_no_connection_and_takes_no_post() {
     let bench = Bench::new();
     let path = path(1);
     let known = Arc::downgrade(&path);
     for (tag, whole) in [(1, true), (2, false)] {
-        let slot = bench.arrive(&path, tag, 2);
-        assert!(slot.write(b"ok"));
+        let message = bench.arrive(&path, tag, 2);
+        assert!(message.write(b"ok"));
         if whole {
-            bench.mail.completed(&slot);
+            bench.matcher.completed(&message);
         }
     }
     drop(path);
-    bench.mail.fail_all(&Failure::Cancelled("over".to_owned()));
+    bench.matcher.fail_all(&Failure::Cancelled("over".to_owned()));
     assert!(known.upgrade().is_some());
-    bench.mail.clear();
+    bench.matcher.clear();
     assert!(known.upgrade().is_none(), "what nobody took keeps its connection");
-    assert_eq!(bench.mail.held("a"), 0);
+    assert_eq!(bench.matcher.held("a"), 0);
     bench.post(1, 1);
     assert_eq!(bench.told(), [(1, None)]);
 }
@@ -234,10 +234,10 @@ fn mail_that_is_cleared_keeps_no_connection_and_takes_no_post() {
 fn many_ranks_of_one_name_share_a_few_stores() {
     let bench = Bench::new();
     for rank in 0..64 {
-        let path = Arc::new(Path {
+        let path = Arc::new(FakeChannel {
             number: rank,
             account: rank.to_string(),
-            ..Path::default()
+            ..FakeChannel::default()
         });
         for tag in 0..100 {
             bench.arrive(&path, tag, WINDOW - OVERHEAD_BYTES);
@@ -247,7 +247,7 @@ fn many_ranks_of_one_name_share_a_few_stores() {
         }
     }
     // 4 whole ones, then 4/5, 4/6, ... of one: 4 (1 + ln 16), and each may be exceeded by what it was just let in.
-    let held = bench.mail.held("a");
+    let held = bench.matcher.held("a");
     assert!(held < 16 * STORE + 64 * WINDOW, "{} stores", held / STORE);
     assert!(held > 4 * STORE);
 }

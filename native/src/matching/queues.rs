@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
-use super::incoming_message::Slot;
+use super::incoming_message::IncomingMessage;
 use crate::borrowed_buffers::Posted;
 use crate::events::Failure;
 use crate::wire::Key;
@@ -15,11 +15,11 @@ pub struct Post {
     pub buffer: Option<Posted>,
 }
 
-pub(super) struct Mailbox {
+pub(super) struct PeerQueues {
     pub(super) peer: Arc<str>,
     pub(super) posts: HashMap<Key, VecDeque<Post>>,
     pub(super) arrivals: HashMap<Key, Waiting>,
-    pub(super) attached: HashMap<u64, Arc<Slot>>,
+    pub(super) attached: HashMap<u64, Arc<IncomingMessage>>,
     pub(super) accounts: HashMap<String, Account>,
     pub(super) store_bytes_max: u64,
 }
@@ -28,12 +28,12 @@ pub(super) struct Mailbox {
 #[derive(Default)]
 pub(super) struct Waiting {
     /// By their numbers, which is the order in which they came.
-    pub(super) incomplete: BTreeMap<u64, Arc<Slot>>,
-    pub(super) complete: VecDeque<Arc<Slot>>,
+    pub(super) incomplete: BTreeMap<u64, Arc<IncomingMessage>>,
+    pub(super) complete: VecDeque<Arc<IncomingMessage>>,
 }
 
 impl Waiting {
-    pub(super) fn first(&self) -> Option<&Arc<Slot>> {
+    pub(super) fn first(&self) -> Option<&Arc<IncomingMessage>> {
         self.complete.front().or_else(|| self.incomplete.values().next())
     }
 
@@ -41,16 +41,16 @@ impl Waiting {
         self.incomplete.is_empty() && self.complete.is_empty()
     }
 
-    pub(super) fn all(&self) -> impl Iterator<Item = &Arc<Slot>> {
+    pub(super) fn all(&self) -> impl Iterator<Item = &Arc<IncomingMessage>> {
         self.complete.iter().chain(self.incomplete.values())
     }
 
-    pub(super) fn remove(&mut self, slot: &Arc<Slot>) {
-        if self.incomplete.remove(&slot.number).is_some() {
+    pub(super) fn remove(&mut self, message: &Arc<IncomingMessage>) {
+        if self.incomplete.remove(&message.number).is_some() {
             return;
         }
         // Posts take the first, for which this is no search; the rest go by whole keys (`discard`), first to last.
-        if let Some(at) = self.complete.iter().position(|other| Arc::ptr_eq(other, slot)) {
+        if let Some(at) = self.complete.iter().position(|other| Arc::ptr_eq(other, message)) {
             self.complete.remove(at);
         }
     }
@@ -61,13 +61,13 @@ impl Waiting {
 pub(super) struct Account {
     pub(super) charged: u64,
     /// Messages that wait for room, by how much more than their charge each needs, then by their numbers.
-    pub(super) stalled: BTreeMap<(u64, u64), Arc<Slot>>,
+    pub(super) stalled: BTreeMap<(u64, u64), Arc<IncomingMessage>>,
 }
 
-pub(super) struct Boxes {
+pub(super) struct Queues {
     /// What one account may have in the store, where there are few of them.
     store_bytes_max: u64,
-    pub(super) by_peer: HashMap<Arc<str>, Mailbox>,
+    pub(super) by_peer: HashMap<Arc<str>, PeerQueues>,
     /// The peer and key of every post that has not ended.
     pub(super) open: HashMap<u64, (Arc<str>, Key)>,
     /// Steps before which a group's messages are dropped, each with the age of its rule.
@@ -78,7 +78,7 @@ pub(super) struct Boxes {
     pub(super) over: Option<Failure>,
 }
 
-impl Boxes {
+impl Queues {
     pub(super) fn new(store_bytes_max: u64) -> Self {
         Self {
             store_bytes_max,
@@ -90,10 +90,10 @@ impl Boxes {
         }
     }
 
-    pub(super) fn mailbox(&mut self, peer: &str) -> &mut Mailbox {
+    pub(super) fn peer_queues(&mut self, peer: &str) -> &mut PeerQueues {
         if !self.by_peer.contains_key(peer) {
             let peer: Arc<str> = peer.into();
-            let fresh = Mailbox {
+            let fresh = PeerQueues {
                 peer: peer.clone(),
                 posts: HashMap::new(),
                 arrivals: HashMap::new(),

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use super::incoming_message::{Place, Slot};
-use super::queues::Mailbox;
+use super::incoming_message::{IncomingMessage, Place};
+use super::queues::PeerQueues;
 
 /// Of one name; n of them have this part of n of a store, so that 256 hold 20 times what one may, not 256 times.
 const STORES_WHOLE: u64 = 4;
 const KIND_CONTROL: u8 = 0;
 
-impl Mailbox {
+impl PeerQueues {
     /// How much one account may have in the store.
     pub(super) fn store_bytes(&self) -> u64 {
         let accounts = self.accounts.len() as u64;
@@ -21,68 +21,68 @@ impl Mailbox {
     }
 
     /// Keep a message that nobody has posted for.
-    pub(super) fn store(&mut self, slot: &Arc<Slot>) {
-        let charged = self.accounts.entry(slot.account.clone()).or_default().charged;
+    pub(super) fn store(&mut self, message: &Arc<IncomingMessage>) {
+        let charged = self.accounts.entry(message.account.clone()).or_default().charged;
         let store = self.store_bytes();
-        let length = slot.header.length;
-        let window = slot.channel.stream_window();
-        let room = if slot.header.key.kind == KIND_CONTROL && length <= window {
+        let length = message.header.length;
+        let window = message.channel.stream_window();
+        let room = if message.header.key.kind == KIND_CONTROL && length <= window {
             store + store / 8
         } else if length <= window {
             store
         } else {
             store / 2
         };
-        let account = self.accounts.entry(slot.account.clone()).or_default();
-        let mut state = slot.lock();
+        let account = self.accounts.entry(message.account.clone()).or_default();
+        let mut state = message.lock();
         let mut memory = Vec::new();
-        if charged.saturating_add(slot.whole_charge()) <= room && memory.try_reserve_exact(length as usize).is_ok() {
-            state.charged = slot.whole_charge();
+        if charged.saturating_add(message.whole_charge()) <= room && memory.try_reserve_exact(length as usize).is_ok() {
+            state.charged = message.whole_charge();
             state.place = Place::Stored(memory);
         } else {
-            state.charged = slot.stalled_charge();
+            state.charged = message.stalled_charge();
             state.place = Place::Stalled(Vec::new());
             if charged + state.charged <= store {
                 // What may lie unread in its stream is charged to the store, not to the connection's window.
-                state.widened = length.min(window) as i64;
-                slot.channel.widen(state.widened);
+                state.window_adjustment = length.min(window) as i64;
+                message.channel.adjust_window(state.window_adjustment);
             }
-            account.stalled.insert(slot.turn(), slot.clone());
+            account.stalled.insert(message.turn(), message.clone());
         }
         let total = charged + state.charged;
         account.charged = total;
         drop(state);
-        let waiting = self.arrivals.entry(slot.header.key.clone()).or_default();
-        waiting.incomplete.insert(slot.number, slot.clone());
+        let waiting = self.arrivals.entry(message.header.key.clone()).or_default();
+        waiting.incomplete.insert(message.number, message.clone());
         if total >= store {
-            slot.channel.close_doors();
+            message.channel.limit_streams();
         }
     }
 
     /// Take a message out of the store; what has become free goes to those of its account that wait for room, in turn.
-    pub(super) fn remove(&mut self, slot: &Arc<Slot>) {
-        if let Some(waiting) = self.arrivals.get_mut(&slot.header.key) {
-            waiting.remove(slot);
+    pub(super) fn remove(&mut self, message: &Arc<IncomingMessage>) {
+        if let Some(waiting) = self.arrivals.get_mut(&message.header.key) {
+            waiting.remove(message);
             if waiting.is_empty() {
-                self.arrivals.remove(&slot.header.key);
+                self.arrivals.remove(&message.header.key);
             }
         }
         let freed = {
-            let mut state = slot.lock();
-            slot.narrow(&mut state);
+            let mut state = message.lock();
+            message.restore_window(&mut state);
             std::mem::take(&mut state.charged)
         };
-        let Some(account) = self.accounts.get_mut(&slot.account) else {
+        let Some(account) = self.accounts.get_mut(&message.account) else {
             return;
         };
-        account.stalled.remove(&slot.turn());
+        account.stalled.remove(&message.turn());
         account.charged -= freed.min(account.charged);
         if account.charged == 0 {
-            self.accounts.remove(&slot.account); // with it nothing waits: every message is charged
+            self.accounts.remove(&message.account); // with it nothing waits: every message is charged
             return;
         }
         let room = self.store_bytes() / 2;
-        let Some(account) = self.accounts.get_mut(&slot.account) else {
+        let Some(account) = self.accounts.get_mut(&message.account) else {
             return;
         };
         while let Some(first) = account.stalled.first_entry()
@@ -94,9 +94,9 @@ impl Mailbox {
 }
 
 /// Give a message a place in the store, where `charged` leaves enough of `room`.
-fn unstall(slot: &Slot, charged: &mut u64, room: u64) -> bool {
-    let mut state = slot.lock();
-    let charge = slot.whole_charge();
+fn unstall(message: &IncomingMessage, charged: &mut u64, room: u64) -> bool {
+    let mut state = message.lock();
+    let charge = message.whole_charge();
     let more = charge.saturating_sub(state.charged);
     if charged.saturating_add(more) > room {
         return false;
@@ -106,15 +106,15 @@ fn unstall(slot: &Slot, charged: &mut u64, room: u64) -> bool {
         state.place = place;
         return true;
     };
-    if memory.try_reserve_exact(slot.header.length as usize).is_err() {
+    if memory.try_reserve_exact(message.header.length as usize).is_err() {
         state.place = Place::Stalled(memory);
         return false;
     }
     state.place = Place::Stored(memory);
     state.charged = charge;
     *charged += more;
-    slot.narrow(&mut state);
+    message.restore_window(&mut state);
     drop(state);
-    slot.changed.notify_one();
+    message.changed.notify_one();
     true
 }

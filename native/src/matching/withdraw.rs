@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::incoming_message::{Place, Slot};
-use super::matcher::Mail;
-use super::queues::{Boxes, Post};
+use super::incoming_message::{IncomingMessage, Place};
+use super::matcher::Matcher;
+use super::queues::{Post, Queues};
 use crate::borrowed_buffers::Destination;
 use crate::events::Failure;
 use crate::wire::Code;
@@ -12,25 +12,25 @@ use crate::wire::Code;
 /// Groups whose abandoned steps are remembered; the oldest rule is forgotten.
 const DISCARD_RULES_MAX: usize = 1024;
 
-impl Mail {
+impl Matcher {
     /// The peer gave a message up in the middle.
-    pub fn reset(&self, slot: &Arc<Slot>, reason: &str) {
-        let mut boxes = self.lock();
-        let mut state = slot.lock();
-        slot.narrow(&mut state);
+    pub fn reset(&self, message: &Arc<IncomingMessage>, reason: &str) {
+        let mut queues = self.lock();
+        let mut state = message.lock();
+        message.restore_window(&mut state);
         let place = std::mem::replace(&mut state.place, Place::Refused(Code::Cancelled));
         drop(state);
-        let Some(mailbox) = boxes.by_peer.get_mut(&slot.peer) else {
+        let Some(peer_queues) = queues.by_peer.get_mut(&message.peer) else {
             return; // its connection had ended
         };
         if let Place::Posted { operation, destination } = place {
-            mailbox.attached.remove(&operation);
-            boxes.open.remove(&operation);
+            peer_queues.attached.remove(&operation);
+            queues.open.remove(&operation);
             drop(destination);
-            let text = format!("{} gave the message up: {reason}", slot.peer);
+            let text = format!("{} gave the message up: {reason}", message.peer);
             self.fail(operation, Failure::Cancelled(text));
         } else {
-            mailbox.remove(slot);
+            peer_queues.remove(message);
         }
     }
 
@@ -38,93 +38,93 @@ impl Mail {
     ///
     /// `last`: no other connection to the peer is left, and every post for it fails with what is given.
     pub fn disconnected(&self, peer: &str, channel: u64, last: Option<Failure>) {
-        let mut boxes = self.lock();
-        let boxes = &mut *boxes;
-        let Some(mailbox) = boxes.by_peer.get_mut(peer) else {
+        let mut queues = self.lock();
+        let queues = &mut *queues;
+        let Some(peer_queues) = queues.by_peer.get_mut(peer) else {
             return;
         };
         let mut freed: Vec<Post> = Vec::new();
-        mailbox.attached.retain(|operation, slot| {
-            if slot.channel.id() != channel {
+        peer_queues.attached.retain(|operation, message| {
+            if message.channel.id() != channel {
                 return true;
             }
-            let mut state = slot.lock();
-            slot.narrow(&mut state);
+            let mut state = message.lock();
+            message.restore_window(&mut state);
             let place = std::mem::replace(&mut state.place, Place::Refused(Code::Cancelled));
             drop(state);
             if let Place::Posted { destination, .. } = place {
                 freed.push(Post {
                     operation: *operation,
-                    key: slot.header.key.clone(),
+                    key: message.header.key.clone(),
                     buffer: match destination {
                         Destination::Lent(posted) => Some(posted),
                         Destination::Own(_) => None,
                     },
                 });
             }
-            slot.changed.notify_one();
+            message.changed.notify_one();
             false
         });
-        let gone: Vec<Arc<Slot>> = mailbox
+        let gone: Vec<Arc<IncomingMessage>> = peer_queues
             .arrivals
             .values()
             .flat_map(|waiting| waiting.incomplete.values())
-            .filter(|slot| slot.channel.id() == channel)
+            .filter(|message| message.channel.id() == channel)
             .cloned()
             .collect();
-        for slot in gone {
-            slot.lock().place = Place::Refused(Code::Cancelled);
-            slot.changed.notify_one();
-            mailbox.remove(&slot);
+        for message in gone {
+            message.lock().place = Place::Refused(Code::Cancelled);
+            message.changed.notify_one();
+            peer_queues.remove(&message);
         }
         freed.sort_by_key(|post| post.operation);
         let mut ended = Vec::new();
         for post in freed.into_iter().rev() {
             let operation = post.operation;
-            if mailbox.arrivals.contains_key(&post.key) {
+            if peer_queues.arrivals.contains_key(&post.key) {
                 // sent again already, over another connection
-                if !self.offer(mailbox, post) {
+                if !self.offer(peer_queues, post) {
                     ended.push(operation);
                 }
             } else {
-                mailbox.posts.entry(post.key.clone()).or_default().push_front(post);
+                peer_queues.posts.entry(post.key.clone()).or_default().push_front(post);
             }
         }
         if let Some(failure) = last {
-            let mut posts: Vec<Post> = mailbox.posts.drain().flat_map(|(_, posts)| posts).collect();
+            let mut posts: Vec<Post> = peer_queues.posts.drain().flat_map(|(_, posts)| posts).collect();
             posts.sort_by_key(|post| post.operation);
             for post in posts {
                 ended.push(post.operation);
                 drop(post.buffer);
                 self.fail(post.operation, failure.clone());
             }
-            if mailbox.arrivals.is_empty() && mailbox.attached.is_empty() {
-                boxes.by_peer.remove(peer);
+            if peer_queues.arrivals.is_empty() && peer_queues.attached.is_empty() {
+                queues.by_peer.remove(peer);
             }
         }
         for operation in ended {
-            boxes.open.remove(&operation);
+            queues.open.remove(&operation);
         }
     }
 
     /// Withdraw a post; a message that it had taken is refused. Whether there was one.
     pub fn cancel(&self, operation: u64) -> bool {
-        let mut boxes = self.lock();
-        let Some((peer, _)) = boxes.open.get(&operation) else {
+        let mut queues = self.lock();
+        let Some((peer, _)) = queues.open.get(&operation) else {
             return false;
         };
         let text = format!("the receive from {peer} was cancelled here");
-        self.withdraw(&mut boxes, operation, Failure::Cancelled(text))
+        self.withdraw(&mut queues, operation, Failure::Cancelled(text))
     }
 
     /// End every post, and those that come later: the engine ends.
     pub fn fail_all(&self, failure: &Failure) {
-        let mut boxes = self.lock();
-        boxes.over = Some(failure.clone());
-        let mut open: Vec<u64> = boxes.open.keys().copied().collect();
+        let mut queues = self.lock();
+        queues.over = Some(failure.clone());
+        let mut open: Vec<u64> = queues.open.keys().copied().collect();
         open.sort_unstable();
         for operation in open {
-            self.withdraw(&mut boxes, operation, failure.clone());
+            self.withdraw(&mut queues, operation, failure.clone());
         }
     }
 
@@ -137,46 +137,46 @@ impl Mail {
 
     /// Drop waiting messages of a group's earlier steps, and those that come later.
     pub fn discard(&self, group: &str, before_step: u64) {
-        let mut boxes = self.lock();
-        let before_step = before_step.max(boxes.floor(group));
-        let age = boxes.number();
-        boxes.floors.insert(group.to_owned(), (before_step, age));
-        if boxes.floors.len() > DISCARD_RULES_MAX {
-            let oldest = boxes.floors.iter().min_by_key(|(_, (_, age))| *age);
+        let mut queues = self.lock();
+        let before_step = before_step.max(queues.floor(group));
+        let age = queues.number();
+        queues.floors.insert(group.to_owned(), (before_step, age));
+        if queues.floors.len() > DISCARD_RULES_MAX {
+            let oldest = queues.floors.iter().min_by_key(|(_, (_, age))| *age);
             if let Some(oldest) = oldest.map(|(group, _)| group.clone()) {
-                boxes.floors.remove(&oldest);
+                queues.floors.remove(&oldest);
             }
         }
-        for mailbox in boxes.by_peer.values_mut() {
-            let old: Vec<Arc<Slot>> = mailbox
+        for peer_queues in queues.by_peer.values_mut() {
+            let old: Vec<Arc<IncomingMessage>> = peer_queues
                 .arrivals
                 .iter()
                 .filter(|(key, _)| key.group == group && key.step < before_step)
                 .flat_map(|(_, waiting)| waiting.all().cloned())
                 .collect();
-            for slot in old {
-                slot.lock().place = Place::Refused(Code::Discarded);
-                slot.changed.notify_one();
-                mailbox.remove(&slot);
+            for message in old {
+                message.lock().place = Place::Refused(Code::Discarded);
+                message.changed.notify_one();
+                peer_queues.remove(&message);
             }
         }
     }
 
-    fn withdraw(&self, boxes: &mut Boxes, operation: u64, failure: Failure) -> bool {
-        let Some((peer, key)) = boxes.open.remove(&operation) else {
+    fn withdraw(&self, queues: &mut Queues, operation: u64, failure: Failure) -> bool {
+        let Some((peer, key)) = queues.open.remove(&operation) else {
             return false;
         };
-        let mailbox = boxes.mailbox(&peer);
-        if let Some(slot) = mailbox.attached.remove(&operation) {
-            let mut state = slot.lock();
-            slot.narrow(&mut state);
+        let peer_queues = queues.peer_queues(&peer);
+        if let Some(message) = peer_queues.attached.remove(&operation) {
+            let mut state = message.lock();
+            message.restore_window(&mut state);
             drop(std::mem::replace(&mut state.place, Place::Refused(Code::Cancelled)));
             drop(state);
-            slot.changed.notify_one();
-        } else if let Some(posts) = mailbox.posts.get_mut(&key) {
+            message.changed.notify_one();
+        } else if let Some(posts) = peer_queues.posts.get_mut(&key) {
             posts.retain(|post| post.operation != operation);
             if posts.is_empty() {
-                mailbox.posts.remove(&key);
+                peer_queues.posts.remove(&key);
             }
         }
         self.fail(operation, failure);

@@ -1,4 +1,4 @@
-//! The engine as Python calls it: plain arguments, checked in `native_engine.py`; nothing here waits for the network.
+//! The engine as Python calls it: plain arguments, checked in `transport/engine/native.py`; nothing here waits for the network.
 
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::RawFd;
@@ -218,8 +218,8 @@ impl Core {
     /// The peer's certificate is good.
     fn verified(&self, py: Python<'_>, number: u64, peer: &str) {
         py.detach(|| {
-            if let Some(link) = self.engine.link(number) {
-                link.verified(peer);
+            if let Some(session) = self.engine.session(number) {
+                session.verified(peer);
             }
         });
     }
@@ -239,16 +239,16 @@ impl Core {
     ) -> PyResult<bool> {
         let dead_after = dead_after_s.map(seconds).transpose()?;
         Ok(py.detach(|| {
-            let link = self.engine.link(number);
-            link.is_some_and(|link| link.begin(account, job, message_bytes_max, dead_after))
+            let session = self.engine.session(number);
+            session.is_some_and(|session| session.begin(account, job, message_bytes_max, dead_after))
         }))
     }
 
     /// The peer broke the protocol, or is not who it should be.
     fn refuse(&self, py: Python<'_>, number: u64, code: u64, reason: String) {
         py.detach(|| {
-            if let Some(link) = self.engine.link(number) {
-                link.refuse(code, reason);
+            if let Some(session) = self.engine.session(number) {
+                session.refuse(code, reason);
             }
         });
     }
@@ -302,7 +302,7 @@ impl Core {
             },
             buffer: buffer.map(|buffer| Posted::new(buffer, self.engine.context.events.clone())),
         };
-        py.detach(|| self.engine.context.mail.post(peer, post))
+        py.detach(|| self.engine.context.matcher.post(peer, post))
     }
 
     fn cancel(&self, py: Python<'_>, operation: u64) {
@@ -310,12 +310,12 @@ impl Core {
     }
 
     fn discard(&self, py: Python<'_>, group: &str, before_step: u64) {
-        py.detach(|| self.engine.context.mail.discard(group, before_step));
+        py.detach(|| self.engine.context.matcher.discard(group, before_step));
     }
 
     /// Memory that waiting messages of a peer take.
     fn held(&self, py: Python<'_>, peer: &str) -> u64 {
-        py.detach(|| self.engine.context.mail.held(peer))
+        py.detach(|| self.engine.context.matcher.held(peer))
     }
 
     /// The processor's seconds that the thread of each endpoint has used.
@@ -364,8 +364,8 @@ impl Core {
     /// Change this connection's keys now; nothing happens while a change is under way.
     fn update_keys(&self, py: Python<'_>, number: u64) {
         py.detach(|| {
-            if let Some(link) = self.engine.link(number)
-                && let Some(connection) = link.connection()
+            if let Some(session) = self.engine.session(number)
+                && let Some(connection) = session.connection()
             {
                 connection.update_keys();
             }
@@ -374,8 +374,8 @@ impl Core {
 
     fn disconnect(&self, py: Python<'_>, number: u64, code: u64, reason: &str) {
         py.detach(|| {
-            if let Some(link) = self.engine.link(number) {
-                link.disconnect(code, reason);
+            if let Some(session) = self.engine.session(number) {
+                session.disconnect(code, reason);
             }
         });
     }

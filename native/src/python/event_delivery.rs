@@ -114,30 +114,41 @@ fn tell(py: Python<'_>, event: Event) -> PyResult<Option<Bound<'_, PyTuple>>> {
             return Ok(None);
         }
         Event::Echo(object) => ("echo", object).into_pyobject(py)?,
-        Event::Chain { link, certificates } => {
+        Event::Chain {
+            connection,
+            certificates,
+        } => {
             let certificates: Vec<_> = certificates.iter().map(|one| PyBytes::new(py, one)).collect();
-            ("chain", link, certificates).into_pyobject(py)?
+            ("chain", connection, certificates).into_pyobject(py)?
         }
-        Event::Hello { link, body } => ("hello", link, PyBytes::new(py, &body)).into_pyobject(py)?,
-        Event::Down { link, peer, failure } => {
+        Event::Hello { connection, body } => ("hello", connection, PyBytes::new(py, &body)).into_pyobject(py)?,
+        Event::Down {
+            connection,
+            peer,
+            failure,
+        } => {
             let failure = failure.map(|failure| tell_failure(py, failure)).transpose()?;
-            ("down", link, peer, failure).into_pyobject(py)?
+            ("down", connection, peer, failure).into_pyobject(py)?
         }
-        Event::Accepted { link, endpoint, remote } => ("accepted", link, endpoint, remote).into_pyobject(py)?,
+        Event::Accepted {
+            connection,
+            endpoint,
+            remote,
+        } => ("accepted", connection, endpoint, remote).into_pyobject(py)?,
         Event::SendDone(operation) => ("sent", operation).into_pyobject(py)?,
         Event::Received {
             operation,
             peer,
             header,
             payload,
-            link,
+            connection,
         } => {
             let payload = match payload {
                 Arrived::Posted => None,
                 Arrived::Own(bytes) => Some(Memory::view(py, bytes)?),
             };
             let header = tell_header(py, header)?;
-            ("received", operation, &*peer, header, payload, link).into_pyobject(py)?
+            ("received", operation, &*peer, header, payload, connection).into_pyobject(py)?
         }
         Event::Failed { operation, failure } => ("failed", operation, tell_failure(py, failure)?).into_pyobject(py)?,
         Event::Announced { peer, header } => ("announced", &*peer, tell_header(py, header)?).into_pyobject(py)?,

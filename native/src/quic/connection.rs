@@ -1,13 +1,13 @@
 //! A connection and its streams as tasks use them. The protocol is quinn-proto's; its packets are moved by the driver of
 //! the endpoint (`endpoint`), on the one thread that all tasks of the connection run on.
 //!
-//! A task that changes what is to be sent marks the connection as touched, and the driver looks at it when the tasks that
+//! A task that changes what is to be sent marks the connection as dirty, and the driver looks at it when the tasks that
 //! were ready have run: what several of them did goes into the same packets.
 //!
 //! The driver holds a connection nearly all the time while much is sent, and takes it again before anybody else is awake:
 //! who waits for it on another thread waits for hundreds of milliseconds. So only tasks of its own thread take it. Others
-//! read what the driver told last (`stats`, `remote_address`), and leave their wishes to it (`close`, `update_keys`,
-//! `move_on`, `set_receive_window`, `set_max_concurrent_uni_streams`), which grants them when it looks next.
+//! read the driver's last snapshot (`stats`, `remote_address`), and leave commands to it (`close`, `update_keys`,
+//! `move_on`, `set_receive_window`, `set_max_concurrent_uni_streams`), which runs them when it looks next.
 //!
 //! A stack that panicked may be in the middle of anything. It is dropped, with all that was lent to it, and never looked
 //! at again: the connection has ended, and the others of the endpoint go on.
@@ -27,10 +27,11 @@ use quinn_proto::{
 use rustls::pki_types::CertificateDer;
 use tokio::sync::Notify;
 
-use super::ack_policy::Answering;
+use super::ack_policy::AckPolicy;
 use super::address_validation::Path;
+use super::dirty_list::DirtyList;
 use super::gso_batching::Filling;
-use crate::congestion::path_measurement::Rate;
+use crate::congestion::path_measurement::DeliveryRate;
 use crate::runtime::locks::{locked, words_of};
 
 /// Why a connection ended.
@@ -41,49 +42,16 @@ pub enum Ended {
     Broke(String),
 }
 
-/// The connections of an endpoint that the driver has to look at.
-#[derive(Default)]
-pub struct Touched {
-    list: Mutex<(Vec<ConnectionHandle>, Option<Waker>)>,
-}
-
-impl Touched {
-    fn add(&self, handle: ConnectionHandle) {
-        let mut list = locked(&self.list);
-        list.0.push(handle);
-        if let Some(driver) = &list.1 {
-            driver.wake_by_ref();
-        }
-    }
-
-    /// Wake the driver though no connection is touched.
-    pub fn wake(&self) {
-        let list = locked(&self.list);
-        if let Some(driver) = &list.1 {
-            driver.wake_by_ref();
-        }
-    }
-
-    /// Move what there is to the end of `into`; `driver` is woken when there is more.
-    pub fn take(&self, driver: &Waker, into: &mut Vec<ConnectionHandle>) {
-        let mut list = locked(&self.list);
-        into.append(&mut list.0);
-        if !list.1.as_ref().is_some_and(|known| known.will_wake(driver)) {
-            list.1 = Some(driver.clone());
-        }
-    }
-}
-
 /// A connection, shared by its tasks and the driver.
 #[derive(Clone)]
 pub struct Connection(pub(super) Arc<Shared>);
 
 pub(super) struct Shared {
     handle: ConnectionHandle,
-    touched: Arc<Touched>,
+    dirty: Arc<DirtyList>,
     state: Mutex<State>,
-    told: Mutex<Told>,
-    wishes: Mutex<Wishes>,
+    snapshot: Mutex<StatsSnapshot>,
+    pending: Mutex<PendingCommands>,
     /// Messages of which the stack has not got all.
     unwritten: AtomicUsize,
     /// It is up, or it has ended.
@@ -102,15 +70,15 @@ impl Drop for Unwritten {
 }
 
 /// How a connection stood when the driver had looked at it last.
-struct Told {
+struct StatsSnapshot {
     remote: SocketAddr,
     /// None: there is no stack any more.
     stats: Option<ConnectionStats>,
 }
 
-/// What others want of the stack, from the driver's next look on.
+/// What others want of the stack: the driver does it when it looks next.
 #[derive(Default, PartialEq)]
-struct Wishes {
+struct PendingCommands {
     receive_window: Option<VarInt>,
     uni_streams: Option<VarInt>,
     /// This side has another address.
@@ -124,12 +92,12 @@ pub struct State {
     /// None: it panicked.
     pub stack: Option<Box<proto::Connection>>,
     pub path: Path,
-    pub rate: Arc<Rate>,
+    pub rate: Arc<DeliveryRate>,
     /// The driver knows that it has to look at this connection.
     pub listed: bool,
     /// It is in the driver's queue for sending.
     pub due: bool,
-    pub answering: Answering,
+    pub ack_policy: AckPolicy,
     pub filling: Filling,
     /// When it wants to be looked at, as the driver knows it.
     pub deadline: Option<Instant>,
@@ -152,8 +120,13 @@ impl State {
 }
 
 impl Connection {
-    pub fn new(handle: ConnectionHandle, stack: proto::Connection, rate: Arc<Rate>, touched: Arc<Touched>) -> Self {
-        let told = Told {
+    pub fn new(
+        handle: ConnectionHandle,
+        stack: proto::Connection,
+        rate: Arc<DeliveryRate>,
+        dirty: Arc<DirtyList>,
+    ) -> Self {
+        let snapshot = StatsSnapshot {
             remote: stack.remote_address(),
             stats: Some(stack.stats()),
         };
@@ -163,7 +136,7 @@ impl Connection {
             rate,
             listed: true,
             due: false,
-            answering: Answering::default(),
+            ack_policy: AckPolicy::default(),
             filling: Filling::default(),
             deadline: None,
             established: false,
@@ -171,13 +144,13 @@ impl Connection {
             writers: HashMap::new(),
             readers: HashMap::new(),
         };
-        touched.add(handle);
+        dirty.add(handle);
         Self(Arc::new(Shared {
             handle,
-            touched,
+            dirty,
             state: Mutex::new(state),
-            told: Mutex::new(told),
-            wishes: Mutex::default(),
+            snapshot: Mutex::new(snapshot),
+            pending: Mutex::default(),
             unwritten: AtomicUsize::new(0),
             changed: Notify::new(),
             opened: Notify::new(),
@@ -216,7 +189,7 @@ impl Connection {
         if state.ended.is_none() {
             self.end(state, Ended::Broke(words));
         }
-        self.touch(state);
+        self.mark_dirty(state);
     }
 
     /// It ends because its endpoint panicked.
@@ -226,20 +199,20 @@ impl Connection {
             poisoned.into_inner()
         });
         self.give_up(&mut state, words.to_owned());
-        self.tell(&state);
+        self.take_snapshot(&state);
     }
 
     /// Have the driver look at this connection.
-    pub fn touch(&self, state: &mut State) {
+    pub fn mark_dirty(&self, state: &mut State) {
         state.filling.hurry(1);
-        self.touch_for_more(state);
+        self.mark_dirty_for_more(state);
     }
 
-    /// The same, for more of what it is sending already: that need not go before the next whole lump.
-    pub fn touch_for_more(&self, state: &mut State) {
-        state.answering.hurry();
+    /// The same, for more of what it is sending already: that need not go before the next whole batch.
+    pub fn mark_dirty_for_more(&self, state: &mut State) {
+        state.ack_policy.hurry();
         if !std::mem::replace(&mut state.listed, true) {
-            self.0.touched.add(self.0.handle);
+            self.0.dirty.add(self.0.handle);
         }
     }
 
@@ -257,7 +230,7 @@ impl Connection {
     /// Have the driver look whether something may be sent now.
     pub fn nudge(&self) {
         let mut state = self.lock();
-        self.touch(&mut state);
+        self.mark_dirty(&mut state);
     }
 
     /// Wake who waits for what has happened. Whether somebody was woken.
@@ -336,18 +309,18 @@ impl Connection {
 
     /// As of the driver's last look; None where there is no stack any more.
     pub fn stats(&self) -> Option<ConnectionStats> {
-        locked(&self.0.told).stats
+        locked(&self.0.snapshot).stats
     }
 
     /// As of the driver's last look.
     pub fn remote_address(&self) -> SocketAddr {
-        locked(&self.0.told).remote
+        locked(&self.0.snapshot).remote
     }
 
     /// Have others see how it stands now.
-    pub fn tell(&self, state: &State) {
+    pub fn take_snapshot(&self, state: &State) {
         let stats = state.stack.as_ref().map(|stack| stack.stats());
-        *locked(&self.0.told) = Told {
+        *locked(&self.0.snapshot) = StatsSnapshot {
             remote: state.path.remote(),
             stats,
         };
@@ -366,69 +339,69 @@ impl Connection {
 
     /// Close it; the peer is told why. The first reason counts.
     pub fn close(&self, code: VarInt, reason: &[u8]) {
-        self.wish(|wishes| {
+        self.command(|pending| {
             let reason = || (code, Bytes::copy_from_slice(reason));
-            wishes.close.get_or_insert_with(reason);
+            pending.close.get_or_insert_with(reason);
         });
     }
 
     /// Change the keys; nothing happens while a change is under way.
     pub fn update_keys(&self) {
-        self.wish(|wishes| wishes.new_keys = true);
+        self.command(|pending| pending.new_keys = true);
     }
 
     /// This side has another address: say something from there.
     pub fn move_on(&self) {
-        self.wish(|wishes| wishes.moved = true);
+        self.command(|pending| pending.moved = true);
     }
 
     pub fn set_receive_window(&self, window: VarInt) {
-        self.wish(|wishes| wishes.receive_window = Some(window));
+        self.command(|pending| pending.receive_window = Some(window));
     }
 
     pub fn set_max_concurrent_uni_streams(&self, count: VarInt) {
-        self.wish(|wishes| wishes.uni_streams = Some(count));
+        self.command(|pending| pending.uni_streams = Some(count));
     }
 
-    fn wish(&self, what: impl FnOnce(&mut Wishes)) {
-        what(&mut locked(&self.0.wishes));
-        self.0.touched.add(self.0.handle);
+    fn command(&self, what: impl FnOnce(&mut PendingCommands)) {
+        what(&mut locked(&self.0.pending));
+        self.0.dirty.add(self.0.handle);
     }
 
     /// Acknowledge at once what a peer sends whose wish for that is not known.
-    pub fn answer_unasked(&self, state: &mut State) {
-        if state.answering.is_asked() {
+    pub fn ack_unasked(&self, state: &mut State) {
+        if state.ack_policy.is_asked() {
             return;
         }
         self.with(state, |state, stack| {
             let frames = stack.stats().frame_rx;
-            if state.answering.unasked(frames.ack_frequency, frames.stream) {
+            if state.ack_policy.unasked(frames.ack_frequency, frames.stream) {
                 stack.ping();
             }
         });
     }
 
-    /// Do what others wish.
-    pub fn grant(&self, state: &mut State) {
-        let wishes = std::mem::take(&mut *locked(&self.0.wishes));
-        if wishes == Wishes::default() {
+    /// Run the commands that others left.
+    pub fn run_pending(&self, state: &mut State) {
+        let pending = std::mem::take(&mut *locked(&self.0.pending));
+        if pending == PendingCommands::default() {
             return;
         }
-        state.answering.hurry();
+        state.ack_policy.hurry();
         state.filling.hurry(1);
-        let close = wishes.close.filter(|_| state.ended.is_none());
+        let close = pending.close.filter(|_| state.ended.is_none());
         let closing = close.is_some();
         self.with(state, |_, stack| {
-            if let Some(window) = wishes.receive_window {
+            if let Some(window) = pending.receive_window {
                 stack.set_receive_window(window);
             }
-            if let Some(count) = wishes.uni_streams {
+            if let Some(count) = pending.uni_streams {
                 stack.set_max_concurrent_streams(Dir::Uni, count);
             }
-            if wishes.moved {
+            if pending.moved {
                 stack.local_address_changed();
             }
-            if wishes.new_keys {
+            if pending.new_keys {
                 stack.force_key_update();
             }
             if let Some((code, reason)) = close {

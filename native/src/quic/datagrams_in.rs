@@ -21,7 +21,7 @@ impl Driver {
         }
         let (socket, faults) = (&self.socket, &self.shared.faults);
         let mut now = None;
-        let touched = &mut self.touched;
+        let dirty = &mut self.dirty;
         let State {
             proto: endpoint,
             connections,
@@ -48,7 +48,7 @@ impl Driver {
                             if let Some((.., mut before)) = held.take()
                                 && of > 0
                             {
-                                before.answering.hurry();
+                                before.ack_policy.hurry();
                             } // and no more than one is held at a time
                             held = connections.get(&handle).map(|one| (handle, one, one.lock()));
                             of += 1;
@@ -60,7 +60,7 @@ impl Driver {
                                 shared.path.look(stack, Some(found.addr));
                             });
                             if !std::mem::replace(&mut shared.listed, true) {
-                                touched.push(handle);
+                                dirty.push(handle);
                             }
                         }
                     }
@@ -73,8 +73,8 @@ impl Driver {
                 }
             }
             match &mut held {
-                Some((.., shared)) if of == 1 => shared.answering.came(found.len, found.stride),
-                Some((.., shared)) if of > 1 => shared.answering.hurry(),
+                Some((.., shared)) if of == 1 => shared.ack_policy.came(found.len, found.stride),
+                Some((.., shared)) if of > 1 => shared.ack_policy.hurry(),
                 _ => {}
             }
         });

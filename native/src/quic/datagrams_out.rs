@@ -2,7 +2,7 @@
 //!
 //! - What is sent at once is bounded by what the paths of the socket carry (`gso_size`).
 //! - On fast paths what is less than a whole one waits for the rest of it (`gso_batching`).
-//! - A connection sends `LUMPS_A_TURN`; then acknowledgements are read and the others have their turn.
+//! - A connection sends `BATCHES_A_TURN`; then acknowledgements are read and the others have their turn.
 
 use std::sync::atomic::Ordering;
 use std::task::Context;
@@ -13,11 +13,11 @@ use quinn_proto as proto;
 use super::connection;
 use super::driver_state::Driver;
 use super::endpoint_state::State;
-use super::gso_batching::Lump;
+use super::gso_batching::Batch;
 use super::gso_size::{on_wire, segments_in};
 use crate::udp::socket::Socket;
 
-const LUMPS_A_TURN: usize = 2;
+const BATCHES_A_TURN: usize = 2;
 /// How many streams of ours a connection has that sends nothing: its hello's.
 const STREAMS_IDLE: usize = 1;
 
@@ -39,28 +39,28 @@ impl Driver {
             };
             let mut shared = connection.lock();
             let receives = connection.with(&mut shared, |_, stack| stack.streams().send_streams() <= STREAMS_IDLE);
-            let waits = shared.answering.wait(receives == Some(true), Instant::now());
+            let waits = shared.ack_policy.wait(receives == Some(true), Instant::now());
             let mut more = waits.is_none();
             let mut fills = None;
-            for _ in 0..if more { LUMPS_A_TURN } else { 0 } {
+            for _ in 0..if more { BATCHES_A_TURN } else { 0 } {
                 let made = connection.with(&mut shared, |shared, stack| {
                     self.shared.faults.here("stack");
                     self.packets.clear();
-                    lump(
+                    batch(
                         (shared, connection.has_more()),
                         stack,
-                        (self.shared.lump, self.rate),
+                        (self.shared.batch, self.rate),
                         &self.socket,
                         &mut self.packets,
                     )
                 });
-                let transmit = match made.unwrap_or(Lump::Nothing) {
-                    Lump::Made(transmit) => transmit,
-                    Lump::Waits(until) => {
+                let transmit = match made.unwrap_or(Batch::Nothing) {
+                    Batch::Made(transmit) => transmit,
+                    Batch::Waits(until) => {
                         (more, fills) = (false, Some(until));
                         break;
                     }
-                    Lump::Nothing => {
+                    Batch::Nothing => {
                         more = false;
                         break;
                     }
@@ -71,7 +71,7 @@ impl Driver {
                 }
             }
             if shared.untold() && !std::mem::replace(&mut shared.listed, true) {
-                self.touched.push(handle); // its tasks have to hear of that
+                self.dirty.push(handle); // its tasks have to hear of that
             }
             shared.due = more;
             let deadline = connection.with(&mut shared, |_, stack| stack.poll_timeout()).flatten();
@@ -82,7 +82,7 @@ impl Driver {
                 }
                 self.deadlines.extend(deadline.map(|deadline| (deadline, handle.0)));
             }
-            connection.tell(&shared);
+            connection.take_snapshot(&shared);
             if more {
                 self.due.push_back(handle);
             }
@@ -96,23 +96,23 @@ impl Driver {
 
 /// What a connection sends at once, written to `packets`.
 ///
-/// `more`: there is more to come than the stack has. `lump`: how long it may take on paths that carry so many bytes a
+/// `more`: there is more to come than the stack has. `batch`: how long it may take on paths that carry so many bytes a
 /// second together.
-fn lump(
+fn batch(
     (shared, more): (&mut connection::State, bool),
     stack: &mut proto::Connection,
-    (lump, all): (Duration, u64),
+    (batch, all): (Duration, u64),
     socket: &Socket,
     packets: &mut Vec<u8>,
-) -> Lump {
+) -> Batch {
     loop {
         let size = usize::from(stack.current_mtu());
         let rate = shared.rate.bytes_per_s.load(Ordering::Relaxed);
-        let segments = segments_in(lump, rate, all, size).min(socket.segments_max(size));
+        let segments = segments_in(batch, rate, all, size).min(socket.segments_max(size));
         let probes = shared.path.probes(stack);
         let fills = more && !shared.path.remote().ip().to_canonical().is_loopback();
         let made = shared.filling.ask(stack, segments, fills, Instant::now(), packets);
-        if probes.is_none() || probes == shared.path.probes(stack) || !matches!(made, Lump::Made(_)) {
+        if probes.is_none() || probes == shared.path.probes(stack) || !matches!(made, Batch::Made(_)) {
             return made;
         }
         packets.clear(); // a probe that must not be sent

@@ -31,23 +31,23 @@ impl Driver {
             if let Some(connection) = state.connections.get(&handle) {
                 let mut shared = connection.lock();
                 shared.deadline = None;
-                shared.answering.time_out(now);
+                shared.ack_policy.time_out(now);
                 connection.with(&mut shared, |shared, stack| {
                     shared.filling.time_out(stack.poll_timeout(), now);
                     stack.handle_timeout(now);
                     shared.path.look(stack, None);
                 });
                 if !std::mem::replace(&mut shared.listed, true) {
-                    self.touched.push(handle);
+                    self.dirty.push(handle);
                 }
             }
         }
     }
 
-    /// Tell the tasks of what is touched, which is due for sending then. Whether a task was woken.
+    /// Tell the tasks of what is dirty, which is due for sending then. Whether a task was woken.
     pub(super) fn settle(&mut self, state: &mut State) -> bool {
         let mut woken = false;
-        for handle in std::mem::take(&mut self.touched) {
+        for handle in std::mem::take(&mut self.dirty) {
             let Some(connection) = state.connections.get(&handle).cloned() else {
                 continue;
             };
@@ -61,15 +61,15 @@ impl Driver {
                     connection.with(&mut shared, |_, stack| stack.handle_event(answer));
                 }
             }
-            connection.grant(&mut shared);
-            connection.answer_unasked(&mut shared);
+            connection.run_pending(&mut shared);
+            connection.ack_unasked(&mut shared);
             woken |= connection.settle(&mut shared);
             if shared.stack.is_none() {
                 // The peer is answered with a stateless reset from now on (RFC 9000 10.3), as for a connection of before.
                 state.proto.handle_event(handle, EndpointEvent::drained());
                 woken = true;
             }
-            connection.tell(&shared); // what was heard is known though nothing can be sent
+            connection.take_snapshot(&shared); // what was heard is known though nothing can be sent
             if shared.gone() {
                 if let Some(deadline) = shared.deadline.take() {
                     self.deadlines.remove(&(deadline, handle.0));
@@ -86,7 +86,7 @@ impl Driver {
     /// The endpoint has started over.
     fn forget(&mut self) {
         self.inbox = Inbox::new();
-        self.touched.clear();
+        self.dirty.clear();
         self.due.clear();
         self.deadlines.clear();
         (self.unsent, self.alarm_at) = (None, None);
@@ -100,7 +100,7 @@ impl Driver {
         let now = Instant::now();
         self.time_out(now, state);
         self.fit(now, state);
-        self.shared.touched.take(cx.waker(), &mut self.touched);
+        self.shared.dirty.take(cx.waker(), &mut self.dirty);
         let woken = self.settle(state);
         if woken && !std::mem::replace(&mut self.stepped_back, true) {
             cx.waker().wake_by_ref(); // after those that were woken
@@ -108,7 +108,7 @@ impl Driver {
         }
         self.stepped_back = false;
         let room = self.send(cx, state);
-        let busy = self.look || !self.touched.is_empty() || (room && !self.due.is_empty());
+        let busy = self.look || !self.dirty.is_empty() || (room && !self.due.is_empty());
         if busy || self.arm(cx) || self.socket.poll_readable(cx) {
             self.look = true;
             cx.waker().wake_by_ref();
@@ -172,7 +172,7 @@ impl Future for Driver {
         if std::mem::replace(&mut this.start, state.start) != state.start {
             this.forget();
         }
-        shared.touched.take(cx.waker(), &mut this.touched); // who leaves something from here on wakes us
+        shared.dirty.take(cx.waker(), &mut this.dirty); // who leaves something from here on wakes us
         let next_socket = locked(&shared.next_socket).take();
         if let Some(socket) = next_socket {
             state.socket = socket.clone();
@@ -194,7 +194,7 @@ impl Future for Driver {
 }
 
 impl Drop for Driver {
-    /// Nobody moves the packets of its connections any more, nor grants what others wish.
+    /// Nobody moves the packets of its connections any more, nor runs what others left.
     fn drop(&mut self) {
         for (_, connection) in self.shared.lock().connections.drain() {
             connection.lose("nobody moves its packets any more");

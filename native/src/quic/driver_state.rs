@@ -14,8 +14,7 @@ use crate::udp::socket::{Inbox, Socket};
 
 /// Moves the packets of an endpoint: in turns (`driver`), in which it reads (`datagrams_in`) and sends (`datagrams_out`).
 ///
-/// Locks are taken in this order: the endpoint, a connection, what is wished or
-/// touched.
+/// Locks are taken in this order: the endpoint, a connection, its pending commands or the dirty list.
 pub struct Driver {
     pub(super) shared: Arc<Shared>,
     pub(super) socket: Arc<Socket>,
@@ -26,7 +25,7 @@ pub struct Driver {
     pub(super) look: bool,
     /// The tasks have had their turn since something was read.
     pub(super) stepped_back: bool,
-    pub(super) touched: Vec<ConnectionHandle>,
+    pub(super) dirty: Vec<ConnectionHandle>,
     pub(super) due: VecDeque<ConnectionHandle>,
     pub(super) packets: Vec<u8>,
     /// Packets that the kernel had no room for.
@@ -50,7 +49,7 @@ impl Driver {
             inbox: Inbox::new(),
             look: true,
             stepped_back: false,
-            touched: Vec::new(),
+            dirty: Vec::new(),
             due: VecDeque::new(),
             packets: Vec::new(),
             unsent: None,

@@ -19,8 +19,8 @@ use tokio::sync::Notify;
 use super::connection::Connection;
 use super::driver_state::Driver;
 use super::endpoint_state::{Dialled, Shared, State, fresh};
-use super::gso_size::{LUMP, LUMP_BULK, on_wire};
-use crate::congestion::path_measurement::Rate;
+use super::gso_size::{BATCH_TIME, BATCH_TIME_BULK, on_wire};
+use crate::congestion::path_measurement::DeliveryRate;
 use crate::runtime::fault_injection::Faults;
 use crate::runtime::locks::locked;
 use crate::udp::socket::Socket;
@@ -57,8 +57,8 @@ impl Endpoint {
             incoming: VecDeque::new(),
         };
         let shared = Arc::new(Shared {
-            lump: if bulk { LUMP_BULK } else { LUMP },
-            touched: Arc::default(),
+            batch: if bulk { BATCH_TIME_BULK } else { BATCH_TIME },
+            dirty: Arc::default(),
             state: Mutex::new(state),
             next_socket: Mutex::default(),
             dialled: Notify::new(),
@@ -76,7 +76,7 @@ impl Endpoint {
         config: ClientConfig,
         remote: SocketAddr,
         name: &str,
-        rate: Arc<Rate>,
+        rate: Arc<DeliveryRate>,
     ) -> Result<Connection, String> {
         let mut state = self.shared.lock();
         let (handle, stack) = state
@@ -104,7 +104,7 @@ impl Endpoint {
     }
 
     /// Begin a connection with somebody who dialled us; None where the first packet was not good, or is not known any more.
-    pub fn begin(&self, dialled: Dialled, config: ServerConfig, rate: Arc<Rate>) -> Option<Connection> {
+    pub fn begin(&self, dialled: Dialled, config: ServerConfig, rate: Arc<DeliveryRate>) -> Option<Connection> {
         let mut state = self.shared.lock();
         let incoming = state.known(dialled)?;
         let begun = state.guarded(|state| {
@@ -152,7 +152,7 @@ impl Endpoint {
     /// Go on with another socket: connections that were dialled validate the path from there (RFC 9000 9).
     pub fn rebind(&self, socket: Socket) {
         *locked(&self.shared.next_socket) = Some(Arc::new(socket));
-        self.shared.touched.wake();
+        self.shared.dirty.wake();
     }
 
     /// Close every connection, at the end of all: this alone waits for the driver's turn, whoever asks.

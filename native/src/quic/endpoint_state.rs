@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use quinn_proto::{self as proto, ConnectionHandle, EndpointConfig, Incoming, ServerConfig};
 use tokio::sync::Notify;
 
-use super::connection::{Connection, Touched};
-use crate::congestion::path_measurement::Rate;
+use super::connection::Connection;
+use super::dirty_list::DirtyList;
+use crate::congestion::path_measurement::DeliveryRate;
 use crate::runtime::fault_injection::Faults;
 use crate::runtime::locks::{locked, words_of};
 use crate::udp::socket::Socket;
@@ -20,8 +21,8 @@ const STARTS_MAX: usize = 5;
 const STARTS_SPAN: Duration = Duration::from_secs(10);
 
 pub(super) struct Shared {
-    pub(super) lump: Duration,
-    pub(super) touched: Arc<Touched>,
+    pub(super) batch: Duration,
+    pub(super) dirty: Arc<DirtyList>,
     pub(super) state: Mutex<State>,
     /// What the driver goes on with at its next turn.
     pub(super) next_socket: Mutex<Option<Arc<Socket>>>,
@@ -71,9 +72,9 @@ impl Shared {
         state: &mut State,
         handle: ConnectionHandle,
         stack: proto::Connection,
-        rate: Arc<Rate>,
+        rate: Arc<DeliveryRate>,
     ) -> Connection {
-        let connection = Connection::new(handle, stack, rate, self.touched.clone());
+        let connection = Connection::new(handle, stack, rate, self.dirty.clone());
         state.connections.insert(handle, connection.clone());
         connection
     }

@@ -28,23 +28,23 @@ const ROUND_TRIP: Duration = Duration::from_secs(10);
 
 #[test]
 fn no_more_is_sent_at_once_than_the_path_carries_in_a_moment() {
-    let alone = |lump, rate| segments_in(lump, rate, rate, 1452);
-    assert_eq!(alone(LUMP, 125_000_000), 43); // 1 Gbit/s
-    assert_eq!(alone(LUMP_BULK, 125_000_000), 21);
-    assert_eq!(alone(LUMP, 12_500_000), 8); // 100 Mbit/s
-    assert_eq!(alone(LUMP, 2_500_000), 4); // 20 Mbit/s
-    assert_eq!(alone(LUMP, 500_000), 1); // 4 Mbit/s
-    assert_eq!(alone(LUMP, 0), 8);
+    let alone = |batch, rate| segments_in(batch, rate, rate, 1452);
+    assert_eq!(alone(BATCH_TIME, 125_000_000), 43); // 1 Gbit/s
+    assert_eq!(alone(BATCH_TIME_BULK, 125_000_000), 21);
+    assert_eq!(alone(BATCH_TIME, 12_500_000), 8); // 100 Mbit/s
+    assert_eq!(alone(BATCH_TIME, 2_500_000), 4); // 20 Mbit/s
+    assert_eq!(alone(BATCH_TIME, 500_000), 1); // 4 Mbit/s
+    assert_eq!(alone(BATCH_TIME, 0), 8);
 }
 
 #[test]
-fn paths_that_share_a_socket_send_lumps_as_large_as_they_carry_together() {
-    let beside = |rate| segments_in(LUMP, rate, 125_000_000, 1452);
+fn paths_that_share_a_socket_send_batches_as_large_as_they_carry_together() {
+    let beside = |rate| segments_in(BATCH_TIME, rate, 125_000_000, 1452);
     assert_eq!(beside(62_500_000), 43);
     assert_eq!(beside(12_500_000), 21); // 2.5 ms of its own
     assert_eq!(beside(500_000), 1);
     assert_eq!(beside(0), 8);
-    assert_eq!(segments_in(LUMP, 125_000_000, 0, 1452), 43); // those of before are summed up
+    assert_eq!(segments_in(BATCH_TIME, 125_000_000, 0, 1452), 43); // those of before are summed up
 }
 
 fn adopt(socket: &UdpSocket) -> Socket {
@@ -155,7 +155,7 @@ async fn what_was_heard_is_told_though_nothing_can_be_sent() {
 }
 
 #[tokio::test]
-async fn the_driver_asks_again_when_a_lump_is_whole_that_it_waits_for_while_there_is_more_to_come() {
+async fn the_driver_asks_again_when_a_batch_is_whole_that_it_waits_for_while_there_is_more_to_come() {
     let (mut served, peer) = (Served::new(), bound());
     // A path of 1 Gbit/s, so long that nothing else is due for many seconds.
     let mut transport = TransportConfig::default();
@@ -182,10 +182,10 @@ async fn the_driver_asks_again_when_a_lump_is_whole_that_it_waits_for_while_ther
         asked
     };
     let unwritten = connection.begin_message();
-    let lump = asks_next() - empty;
+    let batch = asks_next() - empty;
     assert!(
-        (Duration::from_micros(250)..Duration::from_micros(800)).contains(&lump),
-        "{lump:?}"
+        (Duration::from_micros(250)..Duration::from_micros(800)).contains(&batch),
+        "{batch:?}"
     );
     drop(unwritten);
     assert!(asks_next() > empty + ROUND_TRIP / 2, "nothing is waited for");

@@ -1,16 +1,16 @@
-//! Whether what may be sent now is sent, or a little later as a whole lump.
+//! Whether what may be sent now is sent, or a little later as a whole batch.
 //!
 //! The stack's pacer gives leave for packets one by one, as time passes, and the driver asks at each turn. So behind a burst
-//! that had been cut short a packet or two went at each turn, which cost both sides as much as a lump: the receiver is woken
+//! that had been cut short a packet or two went at each turn, which cost both sides as much as a batch: the receiver is woken
 //! by them and takes them for the end of a send, which it acknowledges at once (`ack_policy`), and that is the sender's next
 //! turn. Of what was sent in a flow of 1 Gbit/s more than half were such pieces.
 //!
 //! - Where the pacer has cut something short, its bucket is empty, and what it gives leave for from then on is known: the
-//!   stack is asked for whole lumps as they become due (`empty`). Time that passes unused counts as long as the pacer keeps
+//!   stack is asked for whole batches as they become due (`empty`). Time that passes unused counts as long as the pacer keeps
 //!   it, so nothing is lost by that; and more than the pacer lets go is never sent at once.
-//! - Only on paths of about 0.8 to 1.6 Gbit/s, or from 0.5 on where others that share the socket make lumps larger. On slower
-//!   ones a whole lump is less than the receiver counts as such, and few packets wait anyway; on faster ones a timer that
-//!   comes late would waste leave. Nor over loopback, where processors are what limits; nor where a lump is much of the
+//! - Only on paths of about 0.8 to 1.6 Gbit/s, or from 0.5 on where others that share the socket make batches larger. On slower
+//!   ones a whole batch is less than the receiver counts as such, and few packets wait anyway; on faster ones a timer that
+//!   comes late would waste leave. Nor over loopback, where processors are what limits; nor where a batch is much of the
 //!   window, or something else than the stack paces.
 //! - Only while there is more to come: while the stack has not got all of some message (`more`). So the last bytes of a
 //!   message do not wait for what nobody writes, nor do messages that fit into the stack at once.
@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use quinn_proto::{Connection, ConnectionStats, Transmit};
 
-use super::ack_policy::LUMP_BYTES_MIN;
+use super::ack_policy::BATCH_BYTES_MIN;
 use crate::wire::{HEADER_BYTES_MAX, INTEGER_BYTES_MAX};
 
 /// Windows a round trip that the stack's pacer gives leave for.
@@ -31,13 +31,13 @@ const BURST: Duration = Duration::from_millis(2);
 const BURST_PACKETS_MAX: f64 = 256.0;
 /// It wants to be asked again when that is full; all other deadlines that sending sets are later.
 const PACED: Duration = Duration::from_micros(1600);
-/// Lumps of a burst and of a window, at least: with fewer the way to the peer and back would run dry.
-const LUMPS_OF_BURST: f64 = 2.0;
-const LUMPS_OF_WINDOW: f64 = 6.0;
-/// A lump is waited for where it takes so long to become due. The timer comes up to a millisecond late (tokio's are that
-/// coarse), and the pacer keeps 256 packets, which where a lump takes least are 1.5 ms of leave: more than passes.
-const LUMP_TIME_MIN_S: f64 = 250e-6;
-const LUMP_TIME_MAX_S: f64 = 800e-6;
+/// Batches of a burst and of a window, at least: with fewer the way to the peer and back would run dry.
+const BATCHES_OF_BURST: f64 = 2.0;
+const BATCHES_OF_WINDOW: f64 = 6.0;
+/// A batch is waited for where it takes so long to become due. The timer comes up to a millisecond late (tokio's are that
+/// coarse), and the pacer keeps 256 packets, which where a batch takes least are 1.5 ms of leave: more than passes.
+const BATCH_TIME_MIN_S: f64 = 250e-6;
+const BATCH_TIME_MAX_S: f64 = 800e-6;
 /// Of a payload. What is written in so few bytes, with the longest header, is a small message or the rest of one, none of
 /// which waits.
 const SMALL_BYTES: usize = 64 << 10;
@@ -55,7 +55,7 @@ pub struct Filling {
 }
 
 /// What the stack has to send at once.
-pub enum Lump {
+pub enum Batch {
     Made(Transmit),
     /// It is asked again then.
     Waits(Instant),
@@ -69,7 +69,7 @@ struct Limits {
     window: u64,
     round_trip: Duration,
     packet_bytes: usize,
-    /// Bytes of a whole lump.
+    /// Bytes of a whole batch.
     whole: usize,
 }
 
@@ -93,22 +93,22 @@ impl Limits {
         }
     }
 
-    /// Whether so many bytes are less than a whole lump.
+    /// Whether so many bytes are less than a whole batch.
     fn short(&self, bytes: usize) -> bool {
         bytes + self.packet_bytes <= self.whole
     }
 
-    /// None where no lump is waited for.
+    /// None where no batch is waited for.
     fn pacer(&self) -> Option<Pacer> {
         let round_trip_s = self.round_trip.as_secs_f64();
-        if self.whole < LUMP_BYTES_MIN || round_trip_s == 0.0 {
+        if self.whole < BATCH_BYTES_MIN || round_trip_s == 0.0 {
             return None;
         }
         let (whole, window) = (self.whole as f64, self.window as f64);
         let burst = (window / round_trip_s * BURST.as_secs_f64()).min(BURST_PACKETS_MAX * self.packet_bytes as f64);
         let rate = GAIN * window / round_trip_s;
-        let room = burst >= LUMPS_OF_BURST * whole && window >= LUMPS_OF_WINDOW * whole;
-        let in_time = (LUMP_TIME_MIN_S * rate..=LUMP_TIME_MAX_S * rate).contains(&whole);
+        let room = burst >= BATCHES_OF_BURST * whole && window >= BATCHES_OF_WINDOW * whole;
+        let in_time = (BATCH_TIME_MIN_S * rate..=BATCH_TIME_MAX_S * rate).contains(&whole);
         (room && in_time).then_some(Pacer { rate, burst })
     }
 }
@@ -152,12 +152,12 @@ impl Filling {
         more: bool,
         now: Instant,
         packets: &mut Vec<u8>,
-    ) -> Lump {
+    ) -> Batch {
         if self.may_wait(more)
             && let Some(until) = self.wait(&Limits::of(stack, segments), more, now)
             && !self.is_new(stack)
         {
-            return Lump::Waits(until);
+            return Batch::Waits(until);
         }
         let before = stack.poll_timeout();
         let transmit = stack.poll_transmit(now, segments, packets);
@@ -166,7 +166,7 @@ impl Filling {
         let set = stack.poll_timeout().filter(|at| Some(*at) != before);
         let paced = set.filter(|at| *at <= now + PACED && limits.short(made));
         self.made(made, &limits, now, paced);
-        transmit.map_or(Lump::Nothing, Lump::Made)
+        transmit.map_or(Batch::Nothing, Batch::Made)
     }
 
     /// Whether there is something that does not wait and that nobody told of: lost packets, or what is answered.

@@ -20,7 +20,7 @@ fn cut(limits: &Limits, now: Instant) -> Filling {
 }
 
 #[test]
-fn behind_what_the_pacer_cut_short_whole_lumps_go_as_they_become_due() {
+fn behind_what_the_pacer_cut_short_whole_batches_go_as_they_become_due() {
     let (now, limits) = (Instant::now(), limits());
     let Pacer { rate, burst } = limits.pacer().unwrap();
     let takes = Duration::from_secs_f64((WHOLE + PACKET) as f64 / rate);
@@ -28,7 +28,7 @@ fn behind_what_the_pacer_cut_short_whole_lumps_go_as_they_become_due() {
     let mut filling = cut(&limits, now);
     assert_eq!(filling.wait(&limits, true, now), Some(now + takes));
     assert_eq!(filling.wait(&limits, true, now + takes), None);
-    // Of what came together while nobody asked, the part of a lump that is left counts for the next one.
+    // Of what came together while nobody asked, the part of a batch that is left counts for the next one.
     let late = now + 5 * takes / 2;
     for _ in 0..2 {
         assert_eq!(filling.wait(&limits, true, late), None);
@@ -51,13 +51,13 @@ fn behind_what_the_pacer_cut_short_whole_lumps_go_as_they_become_due() {
 }
 
 #[test]
-fn a_lump_is_waited_for_less_than_a_millisecond_on_paths_of_about_a_gigabit_a_second() {
+fn a_batch_is_waited_for_less_than_a_millisecond_on_paths_of_about_a_gigabit_a_second() {
     let now = Instant::now();
     let mut waited = Vec::new();
-    for lumps in [1, 5, 6, 20, 100, 1000] {
+    for batches in [1, 5, 6, 20, 100, 1000] {
         for round_trip in [0, 100, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 500_000] {
             let limits = Limits {
-                window: lumps * WHOLE as u64,
+                window: batches * WHOLE as u64,
                 round_trip: Duration::from_micros(round_trip),
                 ..limits()
             };
@@ -69,7 +69,7 @@ fn a_lump_is_waited_for_less_than_a_millisecond_on_paths_of_about_a_gigabit_a_se
                     (Duration::from_micros(250)..Duration::from_micros(850)).contains(&wait),
                     "{limits:?}: {wait:?}"
                 );
-                waited.push(lumps);
+                waited.push(batches);
             }
         }
     }
@@ -88,7 +88,7 @@ fn nothing_waits_where_the_path_is_not_known_or_few_packets_leave_at_once_or_som
         ..limits()
     }));
     assert!(!waits(Limits {
-        whole: LUMP_BYTES_MIN - 1,
+        whole: BATCH_BYTES_MIN - 1,
         ..limits()
     }));
 }

@@ -14,7 +14,7 @@ use crate::runtime::locks::locked;
 /// The control stream's level, then the five priorities.
 pub const LEVELS: usize = 6;
 
-pub struct Gate {
+pub struct SendScheduler {
     least: u64,
     used: Arc<AtomicU64>,
     state: Mutex<State>,
@@ -28,7 +28,7 @@ struct State {
 
 /// Leave to hand over some bytes; what is not used goes back when it is dropped.
 pub struct Permit {
-    gate: Arc<Gate>,
+    scheduler: Arc<SendScheduler>,
     amount: u64,
 }
 
@@ -42,11 +42,11 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.gate.give_back(self.amount);
+        self.scheduler.give_back(self.amount);
     }
 }
 
-impl Gate {
+impl SendScheduler {
     /// At most half as much again as `used` (bytes in flight, which others keep up to date) may be inside, or `least`.
     pub fn new(least: u64, used: Arc<AtomicU64>) -> Arc<Self> {
         Arc::new(Self {
@@ -73,7 +73,7 @@ impl Gate {
             if urgent || free || state.ended {
                 state.taken += amount;
                 return Permit {
-                    gate: self.clone(),
+                    scheduler: self.clone(),
                     amount,
                 };
             }
@@ -81,9 +81,9 @@ impl Gate {
             state.waiting[level].push_back((amount, sender));
             receiver
         };
-        // Without an answer the gate has ended, and what is handed over now is refused by the stack.
+        // Without an answer the scheduler has ended, and what is handed over now is refused by the stack.
         waiting.await.unwrap_or_else(|_| Permit {
-            gate: self.clone(),
+            scheduler: self.clone(),
             amount: 0,
         })
     }
@@ -113,7 +113,7 @@ impl Gate {
                 };
                 state.taken += wanted;
                 let permit = Permit {
-                    gate: self.clone(),
+                    scheduler: self.clone(),
                     amount: wanted,
                 };
                 (permit, sender)
@@ -137,15 +137,15 @@ mod tests {
 
     #[tokio::test]
     async fn the_more_urgent_goes_first_and_equals_in_order() {
-        let gate = Gate::new(10, Arc::default());
-        let first = gate.enter(3, 10, false).await;
+        let scheduler = SendScheduler::new(10, Arc::default());
+        let first = scheduler.enter(3, 10, false).await;
         let order = Arc::new(Mutex::new(Vec::new()));
         let tasks: Vec<_> = [(3, "c"), (4, "d"), (2, "a"), (2, "b")]
             .into_iter()
             .map(|(level, name)| {
-                let (gate, order) = (gate.clone(), order.clone());
+                let (scheduler, order) = (scheduler.clone(), order.clone());
                 tokio::spawn(async move {
-                    let permit = gate.enter(level, 10, false).await;
+                    let permit = scheduler.enter(level, 10, false).await;
                     order.lock().unwrap().push(name);
                     drop(permit);
                 })
@@ -161,16 +161,16 @@ mod tests {
 
     #[tokio::test]
     async fn one_that_stopped_waiting_keeps_nothing() {
-        let gate = Gate::new(1, Arc::default());
-        let held = gate.enter(1, 5, false).await;
+        let scheduler = SendScheduler::new(1, Arc::default());
+        let held = scheduler.enter(1, 5, false).await;
         {
-            let gone = gate.enter(1, 5, false);
+            let gone = scheduler.enter(1, 5, false);
             tokio::pin!(gone);
             tokio::select! { biased; _ = &mut gone => unreachable!(), () = std::future::ready(()) => {} }
         }
         drop(held);
-        gate.enter(1, 5, false).await.spend(5);
-        gate.give_back(5);
-        assert_eq!(gate.lock().taken, 0);
+        scheduler.enter(1, 5, false).await.spend(5);
+        scheduler.give_back(5);
+        assert_eq!(scheduler.lock().taken, 0);
     }
 }

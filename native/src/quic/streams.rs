@@ -34,7 +34,7 @@ impl Connection {
             {
                 let mut state = self.lock();
                 if let Some(id) = state.stack.as_mut().and_then(|stack| stack.streams().accept(Dir::Uni)) {
-                    self.touch(&mut state); // there may be credit for another stream to give
+                    self.mark_dirty(&mut state); // there may be credit for another stream to give
                     return Ok(RecvStream::new(self.clone(), id));
                 }
                 if let Some(ended) = &state.ended {
@@ -85,12 +85,12 @@ impl SendStream {
         match stack.send_stream(self.id).write_chunks(chunks) {
             Ok(written) => {
                 state.filling.wrote(bytes, written.bytes);
-                self.connection.touch_for_more(&mut state);
+                self.connection.mark_dirty_for_more(&mut state);
                 Poll::Ready(Ok(written))
             }
             Err(proto::WriteError::Blocked) => {
                 state.writers.insert(self.id, cx.waker().clone());
-                self.connection.touch_for_more(&mut state); // the peer may be told that it holds us up
+                self.connection.mark_dirty_for_more(&mut state); // the peer may be told that it holds us up
                 Poll::Pending
             }
             Err(proto::WriteError::Stopped(code)) => Poll::Ready(Err(WriteError::Stopped(code))),
@@ -113,7 +113,7 @@ impl SendStream {
         if let Some(stack) = &mut state.stack {
             let _ = stack.send_stream(self.id).finish();
         }
-        self.connection.touch(&mut state);
+        self.connection.mark_dirty(&mut state);
     }
 
     /// Give it up: what has not been sent is let go of.
@@ -122,7 +122,7 @@ impl SendStream {
         if let Some(stack) = &mut state.stack {
             let _ = stack.send_stream(self.id).reset(code); // it may be over
         }
-        self.connection.touch(&mut state);
+        self.connection.mark_dirty(&mut state);
     }
 
     /// Wait until the peer has acknowledged all of it (None), or wants no more of it.
@@ -238,7 +238,7 @@ impl RecvStream {
             }
         }
         if chunks.finalize().should_transmit() {
-            self.connection.touch(&mut state);
+            self.connection.mark_dirty(&mut state);
         }
         match self.reset {
             _ if count > 0 => Poll::Ready(Ok(Some(count))),
@@ -259,7 +259,7 @@ impl RecvStream {
             let _ = stack.recv_stream(self.id).stop(code); // it may have ended
         }
         self.over = true;
-        self.connection.touch(&mut state);
+        self.connection.mark_dirty(&mut state);
     }
 
     /// Wait until the peer gives it up; None where it cannot any more.
@@ -276,7 +276,7 @@ impl RecvStream {
                 Err(_) => Poll::Ready(None),
                 Ok(Some(code)) => {
                     self.over = true;
-                    self.connection.touch(&mut state); // there may be credit for another stream to give
+                    self.connection.mark_dirty(&mut state); // there may be credit for another stream to give
                     Poll::Ready(Some(code))
                 }
                 Ok(None) if state.ended.is_some() => Poll::Ready(None),
@@ -298,7 +298,7 @@ impl Drop for RecvStream {
             if let Some(stack) = &mut state.stack {
                 let _ = stack.recv_stream(self.id).stop(VarInt::from_u32(0));
             }
-            self.connection.touch(&mut state);
+            self.connection.mark_dirty(&mut state);
         }
     }
 }

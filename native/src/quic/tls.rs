@@ -263,7 +263,7 @@ pub struct Limits {
 
 /// Bytes that every QUIC path takes (RFC 9000 14).
 const DATAGRAM_BYTES_MIN: u16 = 1200;
-/// What the stack holds unacknowledged: the gate bounds it to less, and control messages may always pass.
+/// What the stack holds unacknowledged: the scheduler bounds it to less, and control messages may always pass.
 const SEND_WINDOW_BYTES: u64 = 1 << 40;
 
 /// Of a datagram beside its payload: type, connection identifier, packet number and the seal. The number takes two bytes

@@ -7,7 +7,7 @@ use quinn_proto::{EndpointConfig, TransportConfig};
 
 use super::tls::Limits;
 use crate::congestion;
-use crate::congestion::path_measurement::{Measure, ObservedFactory};
+use crate::congestion::path_measurement::{ObservedFactory, PathMeasurement};
 use crate::congestion::rate_share::EndpointRate;
 use crate::settings::Settings;
 
@@ -31,7 +31,7 @@ pub fn transport(
     settings: &Settings,
     bulk: bool,
     rate: &Arc<EndpointRate>,
-    measure: &Arc<Measure>,
+    measure: &Arc<PathMeasurement>,
 ) -> Arc<TransportConfig> {
     let inner = congestion::factory(&settings.congestion, bulk, rate, &measure.pace)
         .expect("the name was checked when the engine began");

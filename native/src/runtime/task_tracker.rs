@@ -7,16 +7,16 @@ use tokio::sync::Notify;
 
 /// How many tasks of a kind there are, for who has to wait until there is none.
 #[derive(Default)]
-pub struct Tally {
+pub struct TaskTracker {
     count: AtomicUsize,
     ended: Notify,
 }
 
-impl Tally {
+impl TaskTracker {
     /// Count one for as long as what this gives lives.
-    pub fn enter(self: &Arc<Self>) -> Counted {
+    pub fn enter(self: &Arc<Self>) -> Tracked {
         self.count.fetch_add(1, Ordering::SeqCst);
-        Counted(self.clone())
+        Tracked(self.clone())
     }
 
     /// Wait until there is none. One task waits at a time.
@@ -27,9 +27,9 @@ impl Tally {
     }
 }
 
-pub struct Counted(Arc<Tally>);
+pub struct Tracked(Arc<TaskTracker>);
 
-impl Drop for Counted {
+impl Drop for Tracked {
     fn drop(&mut self) {
         if self.0.count.fetch_sub(1, Ordering::SeqCst) == 1 {
             self.0.ended.notify_one();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use quinn_proto::{ConnectionError, VarInt};
 use tokio::time::sleep;
 
-use super::peer_session::{Link, Stage};
+use super::peer_session::{PeerSession, Stage};
 use crate::events::{Event, Failure};
 use crate::quic::connection::Ended;
 use crate::runtime::supervision::{self, OnPanic};
@@ -18,7 +18,7 @@ const REASON_BYTES_MAX: usize = 500;
 /// What is in the stack is read in a moment; a task that does not come to its end is a mistake of ours.
 const READ_OUT_MAX: Duration = Duration::from_secs(1);
 
-impl Link {
+impl PeerSession {
     /// Close for what the peer did. A dialling side does so once the other can read it: when it has confirmed.
     pub fn refuse(self: &Arc<Self>, code: u64, reason: String) {
         let failure = Failure::Peer {
@@ -29,13 +29,13 @@ impl Link {
         if !self.note_failure(failure) {
             return; // it is being closed
         }
-        let link = self.clone();
+        let session = self.clone();
         let confirmed = async move {
-            let Some(connection) = link.connection() else {
+            let Some(connection) = session.connection() else {
                 return;
             };
             let since = Instant::now();
-            while link.dialled
+            while session.dialled
                 && connection.close_reason().is_none()
                 && connection
                     .stats()
@@ -84,13 +84,11 @@ impl Link {
     pub fn finish_again(self: &Arc<Self>) -> bool {
         let due = !self.is(Stage::Ended);
         if due {
-            let link = self.clone();
+            let session = self.clone();
             // If that panics too the engine ends.
-            supervision::spawn(
-                &self.thread,
-                self.registry.clone(),
-                async move { link.finish(None).await },
-            );
+            supervision::spawn(&self.thread, self.registry.clone(), async move {
+                session.finish(None).await
+            });
         }
         due
     }
@@ -137,15 +135,15 @@ impl Link {
         let was = self.stage.send_replace(Stage::Ended);
         let peer = self.peer();
         let last = self.registry.forget(self.number, &peer, was == Stage::Up);
-        self.gate.end();
+        self.scheduler.end();
         self.opener.end();
         self.sends.none().await;
         if was == Stage::Up {
             let failure = last.then(|| self.lost(reason));
-            self.context.mail.disconnected(&peer, self.number, failure);
+            self.context.matcher.disconnected(&peer, self.number, failure);
         }
         self.context.events.push(Event::Down {
-            link: self.number,
+            connection: self.number,
             peer: peer.to_string(),
             failure,
         });
@@ -201,7 +199,7 @@ impl Link {
     }
 }
 
-impl OnPanic for Link {
+impl OnPanic for PeerSession {
     fn panicked(&self, words: &str) {
         self.broke(words);
     }

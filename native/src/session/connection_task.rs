@@ -7,7 +7,7 @@ use quinn_proto::VarInt;
 use tokio::sync::oneshot;
 use tokio::time::timeout_at;
 
-use super::peer_session::{Link, Stage};
+use super::peer_session::{PeerSession, Stage};
 use super::transmit::{self, Message};
 use super::{liveness, receive};
 use crate::congestion::RATE;
@@ -16,30 +16,30 @@ use crate::quic::connection::Connection;
 use crate::runtime::supervision::{self, OnPanic};
 use crate::wire::Code;
 
-impl Link {
+impl PeerSession {
     /// Dial, and see the connection through, as a task.
     pub fn dial(self: &Arc<Self>, dial: impl FnOnce() -> Result<Connection, String> + Send + 'static) {
-        let link = self.clone();
-        supervision::spawn(&self.thread, Course(self.clone()), async move {
+        let session = self.clone();
+        supervision::spawn(&self.thread, ConnectionTask(self.clone()), async move {
             match dial() {
-                Ok(connection) => link.run(connection).await,
+                Ok(connection) => session.run(connection).await,
                 Err(reason) => {
-                    link.note_failure(link.lost(reason));
-                    link.finish(None).await;
+                    session.note_failure(session.lost(reason));
+                    session.finish(None).await;
                 }
             }
         });
     }
 
     /// See a connection through, as a task.
-    pub fn begin_course(self: &Arc<Self>, connection: Connection) {
-        supervision::spawn(&self.thread, Course(self.clone()), self.clone().run(connection));
+    pub fn start(self: &Arc<Self>, connection: Connection) {
+        supervision::spawn(&self.thread, ConnectionTask(self.clone()), self.clone().run(connection));
     }
 
     /// Send a message, as a task; `abort` ends it early.
     pub fn send(self: &Arc<Self>, message: Message, abort: oneshot::Receiver<Failure>) {
         let owner = Sending {
-            link: self.clone(),
+            session: self.clone(),
             operation: message.operation,
         };
         supervision::spawn(&self.thread, owner, transmit::send(self.clone(), message, abort));
@@ -69,7 +69,7 @@ impl Link {
                 self.lock().heard_at = Instant::now();
                 let connection = self.connection.get_or_init(|| connection);
                 self.context.events.push(Event::Chain {
-                    link: self.number,
+                    connection: self.number,
                     certificates: connection.peer_chain().iter().map(|one| one.to_vec()).collect(),
                 });
                 if settings.congestion == RATE && !self.bulk {
@@ -84,7 +84,7 @@ impl Link {
                 tokio::select! {
                     error = connection.closed() => Some(error),
                     up = up => {
-                        self.context.faults.here("course");
+                        self.context.faults.here("connection");
                         if !up {
                             self.close(Code::HandshakeTimeout as u64, self.handshake_timed_out(settings.handshake_timeout));
                         }
@@ -113,13 +113,13 @@ impl Link {
 }
 
 /// The task that sees a connection to its end.
-struct Course(Arc<Link>);
+struct ConnectionTask(Arc<PeerSession>);
 
-impl OnPanic for Course {
+impl OnPanic for ConnectionTask {
     fn panicked(&self, words: &str) {
-        let Self(link) = self;
-        if link.broke(words) && !link.finish_again() {
-            link.registry.end_all(words);
+        let Self(session) = self;
+        if session.broke(words) && !session.finish_again() {
+            session.registry.end_all(words);
         }
     }
 
@@ -130,19 +130,19 @@ impl OnPanic for Course {
 
 /// The task of one send.
 struct Sending {
-    link: Arc<Link>,
+    session: Arc<PeerSession>,
     operation: u64,
 }
 
 impl OnPanic for Sending {
     fn panicked(&self, words: &str) {
         // To tell its end is the last thing that its task would have done, so it has not been told.
-        let failure = self.link.broken(words);
-        self.link.registry.fail_send(self.operation, failure);
-        self.link.broke(words);
+        let failure = self.session.broken(words);
+        self.session.registry.fail_send(self.operation, failure);
+        self.session.broke(words);
     }
 
     fn end_all(&self, words: &str) {
-        self.link.end_all(words);
+        self.session.end_all(words);
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::events::{EventQueue, Failure};
-use crate::matching::matcher::Mail;
+use crate::matching::matcher::Matcher;
 use crate::runtime::fault_injection::Faults;
 use crate::runtime::supervision::OnPanic;
 use crate::settings::Settings;
@@ -11,7 +11,7 @@ use crate::settings::Settings;
 pub struct Context {
     pub settings: Settings,
     pub events: Arc<EventQueue>,
-    pub mail: Mail,
+    pub matcher: Matcher,
     pub faults: Arc<Faults>,
 }
 

@@ -12,9 +12,9 @@ use quinn_proto::{ClientConfig, ServerConfig, TransportConfig};
 
 use super::context::Registry;
 use super::engine::Engine;
-use super::peer_session::{Link, Setup, Stage, remote_name};
-use super::served_endpoint::Served;
-use crate::congestion::path_measurement::Measure;
+use super::peer_session::{PeerSession, Setup, Stage, remote_name};
+use super::served_endpoint::ServedEndpoint;
+use crate::congestion::path_measurement::PathMeasurement;
 use crate::events::{Event, Failure};
 use crate::quic::endpoint::Endpoint;
 use crate::quic::endpoint_state::Dialled;
@@ -59,7 +59,7 @@ impl Engine {
             let _runtime = thread.enter();
             Endpoint::new(socket, config, server, bulk, self.context.faults.clone())
         };
-        let served = Arc::new(Served {
+        let served = Arc::new(ServedEndpoint {
             number,
             endpoint,
             thread,
@@ -99,8 +99,8 @@ impl Engine {
             // SAFETY: the caller keeps the descriptor open.
             unsafe { Socket::adopt(descriptor) }?
         };
-        for link in moving.iter().filter_map(|number| self.link(*number)) {
-            link.measure.restart();
+        for session in moving.iter().filter_map(|number| self.session(*number)) {
+            session.measure.restart();
         }
         served.endpoint.rebind(socket);
         Ok(true)
@@ -136,7 +136,7 @@ impl Engine {
             let (peer, lost) = (name.clone(), name.clone());
             let failure = Some(Failure::Lost { peer: lost, reason });
             self.context.events.push(Event::Down {
-                link: number,
+                connection: number,
                 peer,
                 failure,
             })
@@ -144,7 +144,7 @@ impl Engine {
         let Some(served) = served else {
             return fail(format!("there is no endpoint {endpoint}"));
         };
-        let measure = Measure::new();
+        let measure = PathMeasurement::new();
         let mut config = ClientConfig::new(served.identity.client_for(remote, expected));
         config.transport_config(self.transport(&served, &measure));
         let rate = measure.rate.clone();
@@ -160,20 +160,20 @@ impl Engine {
             thread,
             measure,
         };
-        let link = Link::new(self.context.clone(), self.clone(), setup);
+        let session = PeerSession::new(self.context.clone(), self.clone(), setup);
         if let Some(expected) = expected {
-            link.set_peer(expected);
+            session.set_peer(expected);
         }
         {
             // Before the end they are told of it, for `end` and `let_go` look here when it is known.
-            let mut links = locked(&self.links);
+            let mut sessions = locked(&self.sessions);
             if self.over() {
-                drop(links);
+                drop(sessions);
                 return fail("the engine has ended".to_owned());
             }
-            links.insert(number, link.clone());
+            sessions.insert(number, session.clone());
         }
-        link.dial(move || {
+        session.dial(move || {
             // An address as the name keeps the name of the host out of the handshake: who it is, its certificate says.
             let name = remote.ip().to_string();
             let connection = served.endpoint.connect(config, remote, &name, rate);
@@ -182,23 +182,23 @@ impl Engine {
         true
     }
 
-    fn transport(&self, served: &Served, measure: &Arc<Measure>) -> Arc<TransportConfig> {
+    fn transport(&self, served: &ServedEndpoint, measure: &Arc<PathMeasurement>) -> Arc<TransportConfig> {
         transport(&self.context.settings, served.bulk, &served.rate, measure)
     }
 }
 
-async fn accept(engine: Arc<Engine>, served: Arc<Served>) {
+async fn accept(engine: Arc<Engine>, served: Arc<ServedEndpoint>) {
     loop {
         let dialled = served.endpoint.accept().await;
         engine.context.faults.here("accept");
         let source = source_of(dialled.remote_address());
         let (half_open, of_source) = {
-            let links = locked(&engine.links);
-            let half_open = links
+            let sessions = locked(&engine.sessions);
+            let half_open = sessions
                 .values()
-                .filter(|link| !link.dialled && link.is(Stage::Handshaking));
-            half_open.fold((0, 0), |(all, same), link| {
-                (all + 1, same + usize::from(source_of(link.remote()) == source))
+                .filter(|session| !session.dialled && session.is(Stage::Handshaking));
+            half_open.fold((0, 0), |(all, same), session| {
+                (all + 1, same + usize::from(source_of(session.remote()) == source))
             })
         };
         // One that ends before Python has judged it leaves its chain in the queue, where all others would wait behind it.
@@ -223,9 +223,9 @@ fn source_of(remote: SocketAddr) -> IpAddr {
 }
 
 /// Somebody dials us.
-fn begin(engine: &Arc<Engine>, served: &Served, dialled: Dialled, proved: bool) {
+fn begin(engine: &Arc<Engine>, served: &ServedEndpoint, dialled: Dialled, proved: bool) {
     let remote = dialled.remote_address();
-    let measure = Measure::new();
+    let measure = PathMeasurement::new();
     let mut config = ServerConfig::with_crypto(served.identity.server.clone());
     config.transport_config(engine.transport(served, &measure));
     let Some(connection) = served.endpoint.begin(dialled, config, measure.rate.clone()) else {
@@ -247,12 +247,12 @@ fn begin(engine: &Arc<Engine>, served: &Served, dialled: Dialled, proved: bool) 
         thread,
         measure,
     };
-    let link = Link::new(engine.context.clone(), engine.clone(), setup);
-    locked(&engine.links).insert(number, link.clone());
+    let session = PeerSession::new(engine.context.clone(), engine.clone(), setup);
+    locked(&engine.sessions).insert(number, session.clone());
     engine.context.events.push(Event::Accepted {
-        link: number,
+        connection: number,
         endpoint: served.number,
         remote: (remote.ip().to_string(), remote.port()),
     });
-    link.begin_course(connection);
+    session.start(connection);
 }

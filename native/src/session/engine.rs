@@ -10,12 +10,12 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use super::context::{Context, Registry};
-use super::peer_session::{Link, Stage};
-use super::served_endpoint::Served;
-use super::statistics::LinkStatistics;
+use super::peer_session::{PeerSession, Stage};
+use super::served_endpoint::ServedEndpoint;
+use super::statistics::ConnectionStatistics;
 use super::transmit::Message;
 use crate::events::{Event, EventQueue, Failure};
-use crate::matching::matcher::Mail;
+use crate::matching::matcher::Matcher;
 use crate::runtime::fault_injection::Faults;
 use crate::runtime::locks::locked;
 use crate::runtime::supervision::{self, OnPanic};
@@ -26,7 +26,7 @@ use crate::wire::Code;
 const GOODBYE_WITHIN: Duration = Duration::from_millis(300);
 
 /// A send whose end has not been told: over which connection, and how to end it, once.
-type Sending = (Arc<Link>, Option<oneshot::Sender<Failure>>);
+type Sending = (Arc<PeerSession>, Option<oneshot::Sender<Failure>>);
 
 pub struct Engine {
     pub context: Arc<Context>,
@@ -34,10 +34,10 @@ pub struct Engine {
     pub(super) first: Mutex<Option<Handle>>,
     pub(super) over: AtomicBool,
     pub(super) numbers: AtomicU64,
-    pub(super) endpoints: Mutex<HashMap<u64, Arc<Served>>>,
-    pub(super) links: Mutex<BTreeMap<u64, Arc<Link>>>,
+    pub(super) endpoints: Mutex<HashMap<u64, Arc<ServedEndpoint>>>,
+    pub(super) sessions: Mutex<BTreeMap<u64, Arc<PeerSession>>>,
     pub(super) sends: Mutex<BTreeMap<u64, Sending>>,
-    pub(super) snapshot: Mutex<Arc<Vec<LinkStatistics>>>,
+    pub(super) snapshot: Mutex<Arc<Vec<ConnectionStatistics>>>,
 }
 
 impl Engine {
@@ -46,7 +46,7 @@ impl Engine {
         let first = Thread::start()?;
         let faults = Arc::<Faults>::default();
         let context = Context {
-            mail: Mail::new(settings.unexpected_bytes_max, events.clone(), faults.clone()),
+            matcher: Matcher::new(settings.unexpected_bytes_max, events.clone(), faults.clone()),
             settings,
             events,
             faults,
@@ -57,7 +57,7 @@ impl Engine {
             over: AtomicBool::new(false),
             numbers: AtomicU64::new(1),
             endpoints: Mutex::default(),
-            links: Mutex::default(),
+            sessions: Mutex::default(),
             sends: Mutex::default(),
             snapshot: Mutex::default(),
         });
@@ -75,8 +75,8 @@ impl Engine {
     pub fn number(&self) -> u64 {
         self.numbers.fetch_add(1, Ordering::Relaxed)
     }
-    pub fn link(&self, number: u64) -> Option<Arc<Link>> {
-        locked(&self.links).get(&number).cloned()
+    pub fn session(&self, number: u64) -> Option<Arc<PeerSession>> {
+        locked(&self.sessions).get(&number).cloned()
     }
 
     /// Send one message over a connection. False where the engine has ended for good: nobody will be told how it ends.
@@ -89,10 +89,10 @@ impl Engine {
         // Held until the message is its task's, or gone: `let_go` takes the connections first, then tells the end of all that
         // is listed, and nothing of what was lent may be left then.
         let mut sends = locked(&self.sends);
-        let link = self
-            .link(connection)
-            .filter(|link| link.is(Stage::Up) && !link.closing());
-        let Some(link) = link else {
+        let session = self
+            .session(connection)
+            .filter(|session| session.is(Stage::Up) && !session.closing());
+        let Some(session) = session else {
             let failure = Failure::Lost {
                 peer: format!("connection {connection}"),
                 reason: "it has ended or never was".to_owned(),
@@ -102,11 +102,11 @@ impl Engine {
         };
         let (length, accepted) = (
             message.payload.as_ref().map_or(0, |payload| payload.len() as u64),
-            link.message_bytes_max(),
+            session.message_bytes_max(),
         );
         if length > accepted {
             let failure = Failure::Peer {
-                peer: link.peer().to_string(),
+                peer: session.peer().to_string(),
                 reason: format!("accepts messages of {accepted} bytes; this has {length}"),
                 code: 0,
             };
@@ -114,8 +114,8 @@ impl Engine {
             return fail(message, failure);
         }
         let (abort, aborted) = oneshot::channel();
-        sends.insert(operation, (link.clone(), Some(abort)));
-        link.send(message, aborted);
+        sends.insert(operation, (session.clone(), Some(abort)));
+        session.send(message, aborted);
         drop(sends);
         true
     }
@@ -123,19 +123,19 @@ impl Engine {
     /// End a send or a post.
     pub fn cancel(&self, operation: u64) {
         let mut sends = locked(&self.sends);
-        let Some((link, abort)) = sends.get_mut(&operation) else {
+        let Some((session, abort)) = sends.get_mut(&operation) else {
             drop(sends);
-            self.context.mail.cancel(operation);
+            self.context.matcher.cancel(operation);
             return;
         };
         if let Some(abort) = abort.take() {
-            let text = format!("the send to {} was cancelled here", link.peer());
+            let text = format!("the send to {} was cancelled here", session.peer());
             let _ = abort.send(Failure::Cancelled(text)); // it may be about to end
         }
     }
 
     /// What every connection measured at the last tick.
-    pub fn statistics(&self) -> Arc<Vec<LinkStatistics>> {
+    pub fn statistics(&self) -> Arc<Vec<ConnectionStatistics>> {
         locked(&self.snapshot).clone()
     }
 
@@ -150,8 +150,8 @@ impl Engine {
 
     /// Bytes of datagrams that all living connections have received, as of their drivers' last look.
     pub fn received_bytes(&self) -> u64 {
-        let links = locked(&self.links);
-        let connections = links.values().filter_map(|link| link.connection());
+        let sessions = locked(&self.sessions);
+        let connections = sessions.values().filter_map(|session| session.connection());
         let stats = connections.filter_map(|connection| connection.stats());
         stats.map(|stats| stats.udp_rx.bytes).sum()
     }
@@ -162,15 +162,15 @@ impl Engine {
         for abort in locked(&self.sends).values_mut().filter_map(|(_, abort)| abort.take()) {
             let _ = abort.send(failure.clone()); // it may be about to end
         }
-        self.context.mail.fail_all(&failure);
-        let links: Vec<Arc<Link>> = locked(&self.links).values().cloned().collect();
-        for link in &links {
+        self.context.matcher.fail_all(&failure);
+        let sessions: Vec<Arc<PeerSession>> = locked(&self.sessions).values().cloned().collect();
+        for session in &sessions {
             // One that is broken itself must not keep the others from their end.
             let closed = catch_unwind(AssertUnwindSafe(|| {
                 if code == Code::NoError {
-                    link.disconnect(code as u64, say);
+                    session.disconnect(code as u64, say);
                 } else {
-                    link.close(code as u64, failure.clone());
+                    session.close(code as u64, failure.clone());
                 }
             }));
             drop(closed);
@@ -188,15 +188,15 @@ impl Engine {
 
     /// Say goodbye and wait a moment until that has been sent and everything has told its end.
     pub async fn finish(&self) {
-        let living: Vec<Arc<Link>> = locked(&self.links).values().cloned().collect();
+        let living: Vec<Arc<PeerSession>> = locked(&self.sessions).values().cloned().collect();
         self.end_for_good();
         let until = Instant::now() + GOODBYE_WITHIN;
         // One that the peer has closed has nothing to say any more.
-        let said = |link: &Arc<Link>| {
-            let stats = link.connection().and_then(|connection| connection.stats());
+        let said = |session: &Arc<PeerSession>| {
+            let stats = session.connection().and_then(|connection| connection.stats());
             stats.is_none_or(|stats| stats.frame_tx.connection_close + stats.frame_rx.connection_close > 0)
         };
-        while Instant::now() < until && !(living.iter().all(said) && locked(&self.links).is_empty()) {
+        while Instant::now() < until && !(living.iter().all(said) && locked(&self.sessions).is_empty()) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         for served in std::mem::take(&mut *locked(&self.endpoints)).into_values() {
@@ -209,14 +209,14 @@ impl Engine {
     pub fn let_go(&self) {
         self.end_for_good();
         locked(&self.first).take();
-        let links = std::mem::take(&mut *locked(&self.links));
-        let mut down = Vec::with_capacity(links.len());
-        for link in links.into_values() {
-            let peer = link.peer();
-            self.context.mail.disconnected(&peer, link.number, None);
-            down.push((link.number, peer));
+        let sessions = std::mem::take(&mut *locked(&self.sessions));
+        let mut down = Vec::with_capacity(sessions.len());
+        for session in sessions.into_values() {
+            let peer = session.peer();
+            self.context.matcher.disconnected(&peer, session.number, None);
+            down.push((session.number, peer));
         }
-        self.context.mail.clear();
+        self.context.matcher.clear();
         locked(&self.endpoints).clear();
         // The messages that waited, and what is listed here, were the last that knew the connections: with these goes what
         // they have of payloads, before its end is told.
@@ -225,9 +225,13 @@ impl Engine {
             let failure = closed_here();
             self.context.events.push(Event::Failed { operation, failure });
         }
-        for (link, peer) in down {
+        for (connection, peer) in down {
             let (peer, failure) = (peer.to_string(), None);
-            self.context.events.push(Event::Down { link, peer, failure });
+            self.context.events.push(Event::Down {
+                connection,
+                peer,
+                failure,
+            });
         }
     }
 
@@ -242,17 +246,17 @@ impl Registry for Engine {
     }
 
     fn connections_to(&self, peer: &str) -> usize {
-        locked(&self.links)
+        locked(&self.sessions)
             .values()
-            .filter(|link| &*link.peer() == peer)
+            .filter(|session| &*session.peer() == peer)
             .count()
     }
 
     fn forget(&self, connection: u64, peer: &str, was_up: bool) -> bool {
-        let mut links = locked(&self.links);
-        links.remove(&connection);
+        let mut sessions = locked(&self.sessions);
+        sessions.remove(&connection);
         was_up
-            && !links
+            && !sessions
                 .values()
                 .any(|other| other.is(Stage::Up) && &*other.peer() == peer)
     }
@@ -267,9 +271,9 @@ impl Registry for Engine {
     }
 
     fn half_done(&self) -> bool {
-        self.context.mail.half_done()
+        self.context.matcher.half_done()
             || self.endpoints.is_poisoned()
-            || self.links.is_poisoned()
+            || self.sessions.is_poisoned()
             || self.sends.is_poisoned()
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::*;
-use crate::congestion::path_measurement::Measure;
+use crate::congestion::path_measurement::PathMeasurement;
 use crate::session::peer_session::Setup;
 use crate::session::transmit;
 use crate::testing::fixtures;
@@ -18,10 +18,10 @@ fn start() -> (Arc<Engine>, Thread) {
 }
 
 /// A connection that counts as up, though nothing ever goes over it.
-fn connect(engine: &Arc<Engine>, thread: &Thread) -> Arc<Link> {
+fn connect(engine: &Arc<Engine>, thread: &Thread) -> Arc<PeerSession> {
     let nobody = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
     let (number, handle) = (engine.number(), thread.handle.clone());
-    let link = Link::new(
+    let session = PeerSession::new(
         engine.context.clone(),
         engine.clone(),
         Setup {
@@ -32,12 +32,12 @@ fn connect(engine: &Arc<Engine>, thread: &Thread) -> Arc<Link> {
             hello: Bytes::new(),
             patience: Duration::from_secs(10),
             thread: handle,
-            measure: Measure::new(),
+            measure: PathMeasurement::new(),
         },
     );
-    link.stage.send_replace(Stage::Up);
-    locked(&engine.links).insert(number, link.clone());
-    link
+    session.stage.send_replace(Stage::Up);
+    locked(&engine.sessions).insert(number, session.clone());
+    session
 }
 
 fn message(header: Bytes, deadline: Option<Duration>) -> Message {
@@ -53,14 +53,14 @@ fn message(header: Bytes, deadline: Option<Duration>) -> Message {
 #[test]
 fn a_closed_engine_is_freed_although_a_message_waits_that_nobody_took() {
     let (engine, thread) = start();
-    let link = connect(&engine, &thread);
-    let slot = engine
+    let session = connect(&engine, &thread);
+    let message = engine
         .context
-        .mail
-        .arrived(&link.peer(), fixtures::header(1, 2), link.clone());
-    assert!(slot.write(b"ok"));
-    engine.context.mail.completed(&slot);
-    drop((slot, link));
+        .matcher
+        .arrived(&session.peer(), fixtures::header(1, 2), session.clone());
+    assert!(message.write(b"ok"));
+    engine.context.matcher.completed(&message);
+    drop((message, session));
     thread.end().join().unwrap();
     engine.let_go();
     let left = Arc::downgrade(&engine);
@@ -89,14 +89,14 @@ impl Drop for Watched {
 #[test]
 fn a_send_that_close_overtakes_is_let_go_of_before_its_end_can_be_told() {
     let (engine, thread) = start();
-    let link = connect(&engine, &thread);
+    let session = connect(&engine, &thread);
     thread.end().join().unwrap(); // as `close` does: from here on `let_go` tells how sends end
     let held = Arc::new(AtomicBool::new(false));
     let watched = Watched {
         engine: engine.clone(),
         held: held.clone(),
     };
-    assert!(engine.send(link.number, message(Bytes::from_owner(watched), None)));
+    assert!(engine.send(session.number, message(Bytes::from_owner(watched), None)));
     assert!(
         held.load(Ordering::SeqCst),
         "`let_go` might have told its end while it was still lent"
@@ -118,10 +118,10 @@ fn a_send_that_close_overtakes_is_let_go_of_before_its_end_can_be_told() {
 #[test]
 fn a_deadline_of_no_time_has_passed_before_the_send_begins() {
     let (engine, thread) = start();
-    let link = connect(&engine, &thread);
-    link.stage.send_replace(Stage::Ended); // what begins on it is lost at once
+    let session = connect(&engine, &thread);
+    session.stage.send_replace(Stage::Ended); // what begins on it is lost at once
     let (_abort, aborted) = oneshot::channel();
-    let send = transmit::send(link, message(Bytes::new(), Some(Duration::ZERO)), aborted);
+    let send = transmit::send(session, message(Bytes::new(), Some(Duration::ZERO)), aborted);
     thread.handle.block_on(send);
     let told = engine.context.events.drain();
     let [

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::peer_session::{Link, Stage};
+use super::peer_session::{PeerSession, Stage};
 use crate::matching::incoming_message::Channel;
 use crate::wire::Code;
 
-impl Link {
+impl PeerSession {
     /// Ten times a second: notice a silent peer, and let new streams come where they were held back.
     pub fn tick(&self, now: Instant, held_up: Duration) {
         let Some(connection) = self.connection() else {
@@ -40,7 +40,7 @@ impl Link {
             + frames.path_response
             + frames.immediate_ack
             + frames.ack_frequency;
-        let (silent, patience, doors_closed) = {
+        let (silent, patience, streams_limited) = {
             let mut state = self.lock();
             if heard != state.frames_heard {
                 state.frames_heard = heard;
@@ -51,25 +51,25 @@ impl Link {
             (
                 now.saturating_duration_since(state.heard_at),
                 state.dead_after,
-                state.doors_closed,
+                state.streams_limited,
             )
         };
         if silent > patience {
             let (silent_s, patience_s) = (silent.as_secs_f64(), patience.as_secs_f64());
             let reason = format!("nothing heard for {silent_s:.1} s (dead after {patience_s} s)");
             self.close(Code::Dead as u64, self.lost(reason));
-        } else if doors_closed && !self.context.mail.full(&self.peer(), &self.account()) {
-            self.set_doors(false);
+        } else if streams_limited && !self.context.matcher.full(&self.peer(), &self.account()) {
+            self.set_stream_limit(false);
         }
     }
 }
 
 /// Wake the stack when packets may go again that were held back by a rate, for as long as the connection lives.
-pub(super) async fn keep_pace(link: Arc<Link>) {
-    let (Some(connection), measure) = (link.connection().cloned(), link.measure.clone()) else {
+pub(super) async fn keep_pace(session: Arc<PeerSession>) {
+    let (Some(connection), measure) = (session.connection().cloned(), session.measure.clone()) else {
         return;
     };
-    drop(link);
+    drop(session);
     loop {
         tokio::select! {
             _ = connection.closed() => return,

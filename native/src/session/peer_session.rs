@@ -11,14 +11,14 @@ use tokio::runtime::Handle;
 use tokio::sync::{self, Notify};
 
 use super::context::{Context, Registry};
-use crate::congestion::path_measurement::Measure;
+use crate::congestion::path_measurement::PathMeasurement;
 use crate::events::Failure;
 use crate::matching::incoming_message::Channel;
 use crate::quic::connection::Connection;
-use crate::quic::send_scheduler::Gate;
+use crate::quic::send_scheduler::SendScheduler;
 use crate::runtime::locks::locked;
 use crate::runtime::supervision;
-use crate::runtime::task_tracker::Tally;
+use crate::runtime::task_tracker::TaskTracker;
 
 /// What may wait in the stack where half as much again as is in flight is less. More would fill the socket of a receiver
 /// that is slower than the path at once, and an urgent message would wait there.
@@ -45,19 +45,19 @@ pub struct Setup {
     pub patience: Duration,
     /// Of the thread that its endpoint lives on.
     pub thread: Handle,
-    pub measure: Arc<Measure>,
+    pub measure: Arc<PathMeasurement>,
 }
 
-pub struct Link {
+pub struct PeerSession {
     pub number: u64,
     pub bulk: bool,
     pub dialled: bool,
     pub context: Arc<Context>,
     pub registry: Arc<dyn Registry>,
-    pub measure: Arc<Measure>,
-    pub gate: Arc<Gate>,
+    pub measure: Arc<PathMeasurement>,
+    pub scheduler: Arc<SendScheduler>,
     /// Streams are opened one by one, so that the most urgent message gets the next one that the peer allows.
-    pub opener: Arc<Gate>,
+    pub opener: Arc<SendScheduler>,
     /// How many streams were opened for messages.
     pub opened: AtomicU32,
     pub stage: sync::watch::Sender<Stage>,
@@ -70,9 +70,9 @@ pub struct Link {
     pub(super) unwanted: Notify,
     pub(super) state: Mutex<State>,
     /// Sends that may still tell of themselves.
-    pub sends: Arc<Tally>,
+    pub sends: Arc<TaskTracker>,
     /// What listens for streams, and every stream that is being read.
-    pub receives: Arc<Tally>,
+    pub receives: Arc<TaskTracker>,
 }
 
 pub(super) struct State {
@@ -84,14 +84,14 @@ pub(super) struct State {
     pub(super) closed_here: bool,
     pub(super) reason: String,
     pub(super) window: u64,
-    pub(super) widened: i64,
-    pub(super) doors_closed: bool,
+    pub(super) window_adjustment: i64,
+    pub(super) streams_limited: bool,
     pub(super) dead_after: Duration,
     pub(super) frames_heard: u64,
     pub(super) heard_at: Instant,
 }
 
-impl Link {
+impl PeerSession {
     pub fn new(context: Arc<Context>, registry: Arc<dyn Registry>, setup: Setup) -> Arc<Self> {
         let Setup {
             number,
@@ -112,8 +112,8 @@ impl Link {
             closed_here: false,
             reason: String::new(),
             window: context.settings.window_bytes(),
-            widened: 0,
-            doors_closed: false,
+            window_adjustment: 0,
+            streams_limited: false,
             dead_after: context.settings.dead_after,
             frames_heard: 0,
             heard_at: Instant::now(),
@@ -124,8 +124,8 @@ impl Link {
             dialled,
             context,
             registry,
-            gate: Gate::new(INSIDE_BYTES_MIN, measure.used.clone()),
-            opener: Gate::new(1, Arc::default()),
+            scheduler: SendScheduler::new(INSIDE_BYTES_MIN, measure.used.clone()),
+            opener: SendScheduler::new(1, Arc::default()),
             opened: AtomicU32::new(0),
             measure,
             stage: sync::watch::channel(Stage::Handshaking).0,
@@ -211,18 +211,18 @@ impl Link {
     fn set_window(&self) {
         if let Some(connection) = self.connection() {
             let state = self.lock();
-            let window = state.window as i64 + state.widened;
+            let window = state.window as i64 + state.window_adjustment;
             let window = VarInt::from_u64(window.max(0) as u64).unwrap_or(VarInt::MAX);
             connection.set_receive_window(window);
         }
     }
 
     /// Let no new streams come, or let them come again.
-    pub(super) fn set_doors(&self, closed: bool) {
+    pub(super) fn set_stream_limit(&self, closed: bool) {
         if let Some(connection) = self.connection() {
-            // Held until the wish is left: of two threads that differ, one must not have the flag and the other the wish.
+            // Held until the command is left: of two threads that differ, one must not have the flag and the other the command.
             let mut state = self.lock();
-            state.doors_closed = closed;
+            state.streams_limited = closed;
             let streams = if closed { 1 } else { self.context.settings.streams_max }; // the control stream stays
             connection.set_max_concurrent_uni_streams(streams.into());
         }
@@ -233,7 +233,7 @@ impl Link {
     }
 }
 
-impl Channel for Link {
+impl Channel for PeerSession {
     fn id(&self) -> u64 {
         self.number
     }
@@ -246,13 +246,13 @@ impl Channel for Link {
         u64::from(self.context.settings.stream_window_bytes())
     }
 
-    fn widen(&self, bytes: i64) {
-        self.lock().widened += bytes;
+    fn adjust_window(&self, bytes: i64) {
+        self.lock().window_adjustment += bytes;
         self.set_window();
     }
 
-    fn close_doors(&self) {
-        self.set_doors(true);
+    fn limit_streams(&self) {
+        self.set_stream_limit(true);
     }
 
     fn ended(&self) -> bool {

@@ -5,32 +5,32 @@ use std::sync::Arc;
 use bytes::Bytes;
 use quinn_proto::VarInt;
 
-use super::peer_session::{Link, Stage};
+use super::peer_session::{PeerSession, Stage};
 use crate::events::Event;
-use crate::matching::incoming_message::{Next, Slot};
+use crate::matching::incoming_message::{IncomingMessage, Next};
 use crate::quic::streams::{ReadError, RecvStream};
-use crate::runtime::task_tracker::Counted;
+use crate::runtime::task_tracker::Tracked;
 use crate::wire::{Code, ControlReader, HEADER_BYTES_MAX, Header, HeaderReader, Violation, code_name};
 
 /// Read at once: about 45 KB of full packets, copied while they are in the cache.
 const CHUNKS: usize = 32;
 
 /// Take the peer's streams as they come. The first is its control stream.
-pub async fn listen(link: Arc<Link>) {
-    let Some(connection) = link.connection() else {
+pub async fn listen(session: Arc<PeerSession>) {
+    let Some(connection) = session.connection() else {
         return;
     };
     let Ok(control) = connection.accept_uni().await else {
         return;
     };
-    link.spawn(listen_to_control(link.clone(), control));
-    let _listening = link.receives.enter();
+    session.spawn(listen_to_control(session.clone(), control));
+    let _listening = session.receives.enter();
     while let Ok(stream) = connection.accept_uni().await {
-        link.spawn(receive(link.clone(), stream, link.receives.enter()));
+        session.spawn(receive(session.clone(), stream, session.receives.enter()));
     }
 }
 
-async fn listen_to_control(link: Arc<Link>, mut stream: RecvStream) {
+async fn listen_to_control(session: Arc<PeerSession>, mut stream: RecvStream) {
     let mut reader = ControlReader::default();
     let violation = loop {
         let piece = match stream.read_chunk(HEADER_BYTES_MAX).await {
@@ -42,8 +42,8 @@ async fn listen_to_control(link: Arc<Link>, mut stream: RecvStream) {
             Err(ReadError::Lost) => return,
         };
         let hello = |body: &[u8]| {
-            link.context.events.push(Event::Hello {
-                link: link.number,
+            session.context.events.push(Event::Hello {
+                connection: session.number,
                 body: body.to_vec(),
             });
         };
@@ -51,34 +51,37 @@ async fn listen_to_control(link: Arc<Link>, mut stream: RecvStream) {
             break violation;
         }
     };
-    link.violated(violation);
+    session.violated(violation);
 }
 
 /// Receive one message.
-async fn receive(link: Arc<Link>, mut stream: RecvStream, _counted: Counted) {
+async fn receive(session: Arc<PeerSession>, mut stream: RecvStream, _counted: Tracked) {
     let (header, first) = match read_header(&mut stream).await {
         Ok(Some(found)) => found,
         Ok(None) => return,
-        Err(violation) => return link.violated(violation),
+        Err(violation) => return session.violated(violation),
     };
-    let mut stage = link.stage.subscribe();
+    let mut stage = session.stage.subscribe();
     match stage.wait_for(|stage| *stage >= Stage::Up).await {
         Ok(stage) if *stage == Stage::Up => {}
         _ => return,
     }
-    let accepted = link.context.settings.message_bytes_max;
+    let accepted = session.context.settings.message_bytes_max;
     if header.length > accepted {
         let reason = format!("a message of {} bytes where {accepted} are accepted", header.length);
-        return link.violated(Violation::new(Code::MessageTooLong, reason));
+        return session.violated(Violation::new(Code::MessageTooLong, reason));
     }
-    let job = link.job();
+    let job = session.job();
     if !header.job.is_empty() && !job.is_empty() && header.job != job {
         let reason = format!("a message of job {:?} from job {job:?}", header.job);
-        return link.violated(Violation::new(Code::JobMismatch, reason));
+        return session.violated(Violation::new(Code::JobMismatch, reason));
     }
-    let slot = link.context.mail.arrived(&link.peer(), header, link.clone());
-    if let Err(violation) = read_payload(&link, &mut stream, &slot, first).await {
-        link.violated(violation);
+    let message = session
+        .context
+        .matcher
+        .arrived(&session.peer(), header, session.clone());
+    if let Err(violation) = read_payload(&session, &mut stream, &message, first).await {
+        session.violated(violation);
     }
 }
 
@@ -100,26 +103,31 @@ async fn read_header(stream: &mut RecvStream) -> Result<Option<(Header, Bytes)>,
     }
 }
 
-async fn read_payload(link: &Link, stream: &mut RecvStream, slot: &Arc<Slot>, first: Bytes) -> Result<(), Violation> {
-    let mail = &link.context.mail;
-    if !slot.write(&first) {
-        return Err(too_much(slot));
+async fn read_payload(
+    session: &PeerSession,
+    stream: &mut RecvStream,
+    message: &Arc<IncomingMessage>,
+    first: Bytes,
+) -> Result<(), Violation> {
+    let matcher = &session.context.matcher;
+    if !message.write(&first) {
+        return Err(too_much(message));
     }
     drop(first); // a few bytes of a message that waits must not keep a whole batch of datagrams
-    link.context.faults.here("receive");
+    session.context.faults.here("receive");
     let mut chunks: [Bytes; CHUNKS] = Default::default();
     loop {
-        match slot.next() {
+        match message.next() {
             Next::Stop(code) => {
                 stream.stop(VarInt::from_u32(code as u32));
                 return Ok(());
             }
             Next::Wait => {
                 tokio::select! {
-                    () = slot.changed.notified() => {}
+                    () = message.changed.notified() => {}
                     reset = stream.received_reset() => {
                         if let Some(code) = reset {
-                            mail.reset(slot, &reason_of(code));
+                            matcher.reset(message, &reason_of(code));
                         }
                         return Ok(());
                     }
@@ -131,35 +139,35 @@ async fn read_payload(link: &Link, stream: &mut RecvStream, slot: &Arc<Slot>, fi
         let read = tokio::select! {
             biased;
             read = stream.read_chunks(&mut chunks) => read,
-            () = slot.changed.notified() => continue,
+            () = message.changed.notified() => continue,
         };
         match read {
             Ok(Some(count)) => {
-                let good = slot.write_all(&chunks[..count]);
+                let good = message.write_all(&chunks[..count]);
                 chunks[..count].fill(Bytes::new());
                 if !good {
-                    return Err(too_much(slot));
+                    return Err(too_much(message));
                 }
             }
-            Ok(None) if slot.whole() => {
-                mail.completed(slot);
+            Ok(None) if message.whole() => {
+                matcher.completed(message);
                 return Ok(());
             }
             Ok(None) => {
-                let reason = format!("a stream ended short of its {} bytes", slot.header.length);
+                let reason = format!("a stream ended short of its {} bytes", message.header.length);
                 return Err(Violation::new(Code::LengthMismatch, reason));
             }
             Err(ReadError::Reset(code)) => {
-                mail.reset(slot, &reason_of(code));
+                matcher.reset(message, &reason_of(code));
                 return Ok(());
             }
-            Err(ReadError::Lost) => return Ok(()), // with the connection, which the mail is told
+            Err(ReadError::Lost) => return Ok(()), // with the connection, which the matcher is told
         }
     }
 }
 
-fn too_much(slot: &Slot) -> Violation {
-    let reason = format!("more than the {} bytes that its header says", slot.header.length);
+fn too_much(message: &IncomingMessage) -> Violation {
+    let reason = format!("more than the {} bytes that its header says", message.header.length);
     Violation::new(Code::LengthMismatch, reason)
 }
 

@@ -10,7 +10,7 @@ use crate::quic::endpoint::Endpoint;
 use crate::quic::tls::Identity;
 
 /// One socket and who we are on it.
-pub(super) struct Served {
+pub(super) struct ServedEndpoint {
     pub(super) number: u64,
     pub(super) endpoint: Endpoint,
     pub(super) thread: Handle,

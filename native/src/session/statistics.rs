@@ -4,11 +4,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::peer_session::Link;
-use crate::congestion::path_measurement::Measured;
+use super::peer_session::PeerSession;
+use crate::congestion::path_measurement::PathSample;
 
 /// What one connection measured.
-pub struct LinkStatistics {
+pub struct ConnectionStatistics {
     pub number: u64,
     pub peer: Arc<str>,
     pub remote: SocketAddr,
@@ -19,22 +19,22 @@ pub struct LinkStatistics {
     pub lost_packets: u64,
     pub sent_packets: u64,
     pub path_mtu_bytes: u16,
-    pub measured: Measured,
+    pub measured: PathSample,
 }
 
-pub(super) fn statistics_of(link: &Link) -> Option<LinkStatistics> {
-    let stats = link.connection()?.stats()?;
-    Some(LinkStatistics {
-        number: link.number,
-        peer: link.peer(),
-        remote: link.remote(),
-        bulk: link.bulk,
+pub(super) fn statistics_of(session: &PeerSession) -> Option<ConnectionStatistics> {
+    let stats = session.connection()?.stats()?;
+    Some(ConnectionStatistics {
+        number: session.number,
+        peer: session.peer(),
+        remote: session.remote(),
+        bulk: session.bulk,
         rtt: stats.path.rtt,
         sent_bytes: stats.udp_tx.bytes,
         received_bytes: stats.udp_rx.bytes,
         lost_packets: stats.path.lost_packets,
         sent_packets: stats.path.sent_packets,
         path_mtu_bytes: stats.path.current_mtu,
-        measured: link.measure.read(),
+        measured: session.measure.read(),
     })
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::context::Registry;
 use super::engine::Engine;
-use super::peer_session::{Link, Stage};
+use super::peer_session::{PeerSession, Stage};
 use super::statistics::statistics_of;
 use crate::events::EventQueue;
 use crate::runtime::locks::locked;
@@ -29,12 +29,12 @@ async fn tick(engine: Arc<Engine>) {
         let late = now.saturating_duration_since(before).saturating_sub(TICK);
         before = now;
         let held_up = if late > HELD_UP { late } else { Duration::ZERO };
-        let links: Vec<Arc<Link>> = locked(&engine.links).values().cloned().collect();
-        let mut snapshot = Vec::with_capacity(links.len());
-        for link in links {
-            link.tick(now, held_up);
-            if link.is(Stage::Up) {
-                snapshot.extend(statistics_of(&link));
+        let sessions: Vec<Arc<PeerSession>> = locked(&engine.sessions).values().cloned().collect();
+        let mut snapshot = Vec::with_capacity(sessions.len());
+        for session in sessions {
+            session.tick(now, held_up);
+            if session.is(Stage::Up) {
+                snapshot.extend(statistics_of(&session));
             }
         }
         *locked(&engine.snapshot) = Arc::new(snapshot);

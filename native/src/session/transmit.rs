@@ -10,7 +10,7 @@ use bytes::{Buf, Bytes};
 use quinn_proto::VarInt;
 use tokio::sync::oneshot;
 
-use super::peer_session::Link;
+use super::peer_session::PeerSession;
 use crate::borrowed_buffers::Payload;
 use crate::events::{Event, Failure};
 use crate::quic::streams::{SendStream, WriteError};
@@ -41,8 +41,8 @@ enum End {
 }
 
 /// Open the control stream and say hello; it stays open as long as the connection.
-pub async fn say_hello(link: Arc<Link>, hello: Bytes) {
-    let Some(connection) = link.connection() else {
+pub async fn say_hello(session: Arc<PeerSession>, hello: Bytes) {
+    let Some(connection) = session.connection() else {
         return;
     };
     // The first stream of all: nothing else is sent before the peer's answer.
@@ -56,8 +56,8 @@ pub async fn say_hello(link: Arc<Link>, hello: Bytes) {
 }
 
 /// Send a message and tell how it ended; `abort` ends it early.
-pub async fn send(link: Arc<Link>, message: Message, abort: oneshot::Receiver<Failure>) {
-    let _sending = link.sends.enter();
+pub async fn send(session: Arc<PeerSession>, message: Message, abort: oneshot::Receiver<Failure>) {
+    let _sending = session.sends.enter();
     let message = message; // let go of before `_sending`, also in a panic
     let mut stream = None;
     let deadline = async {
@@ -71,7 +71,7 @@ pub async fn send(link: Arc<Link>, message: Message, abort: oneshot::Receiver<Fa
         biased;
         Ok(failure) = abort => End::Aborted(failure),
         () = deadline => End::Late,
-        end = drive(&link, &message, &mut stream) => end,
+        end = drive(&session, &message, &mut stream) => end,
     };
     let done = message
         .payload
@@ -86,10 +86,10 @@ pub async fn send(link: Arc<Link>, message: Message, abort: oneshot::Receiver<Fa
         End::Done => None,
         End::Stopped(code) => {
             give_up(code);
-            Some(refused(&link, code.into_inner()))
+            Some(refused(&session, code.into_inner()))
         }
         End::Lost => {
-            let failure = link.ended().await;
+            let failure = session.ended().await;
             give_up((Code::Cancelled as u32).into());
             Some(failure)
         }
@@ -100,7 +100,7 @@ pub async fn send(link: Arc<Link>, message: Message, abort: oneshot::Receiver<Fa
         End::Late => {
             give_up((Code::DeadlinePassed as u32).into());
             Some(Failure::TimedOut {
-                peer: link.peer().to_string(),
+                peer: session.peer().to_string(),
                 timeout_s: message.deadline.unwrap_or_default().as_secs_f64(),
                 bytes_done: done,
                 bytes_total: message.header.len() as u64 + message.payload.as_ref().map_or(0, |one| one.len() as u64),
@@ -110,40 +110,40 @@ pub async fn send(link: Arc<Link>, message: Message, abort: oneshot::Receiver<Fa
     drop(stream);
     let operation = message.operation;
     drop(message); // let go of the payload before its end is told
-    link.registry.forget_send(operation);
-    link.context.events.push(match failure {
+    session.registry.forget_send(operation);
+    session.context.events.push(match failure {
         None => Event::SendDone(operation),
         Some(failure) => Event::Failed { operation, failure },
     });
 }
 
-fn refused(link: &Link, code: u64) -> Failure {
+fn refused(session: &PeerSession, code: u64) -> Failure {
     let reason = format!("refused the message with {}", code_name(code));
     if code == Code::Cancelled as u64 || code == Code::Discarded as u64 {
-        return Failure::Cancelled(format!("{} {reason}", link.peer()));
+        return Failure::Cancelled(format!("{} {reason}", session.peer()));
     }
     Failure::Peer {
-        peer: link.peer().to_string(),
+        peer: session.peer().to_string(),
         reason,
         code,
     }
 }
 
 /// Open a stream, hand everything to the stack in turns, and wait for the last acknowledgement.
-async fn drive(link: &Arc<Link>, message: &Message, slot: &mut Option<SendStream>) -> End {
-    let Some(connection) = link.connection() else {
+async fn drive(session: &Arc<PeerSession>, message: &Message, opened: &mut Option<SendStream>) -> End {
+    let Some(connection) = session.connection() else {
         return End::Lost;
     };
-    let turn = link.opener.enter(message.level, 1, false).await;
+    let turn = session.opener.enter(message.level, 1, false).await;
     let Ok(stream) = connection.open_uni().await else {
         return End::Lost;
     };
     drop(turn);
-    let stream = slot.insert(stream);
-    link.context.faults.here("send");
-    stream.set_priority(rank(message.level, link.opened.fetch_add(1, Ordering::Relaxed)));
+    let stream = opened.insert(stream);
+    session.context.faults.here("send");
+    stream.set_priority(rank(message.level, session.opened.fetch_add(1, Ordering::Relaxed)));
     let unwritten = connection.begin_message();
-    match write(link, message, stream).await {
+    match write(session, message, stream).await {
         Ok(()) => drop(unwritten),
         Err(WriteError::Stopped(code)) => return End::Stopped(code),
         Err(WriteError::Lost) => return End::Lost,
@@ -162,16 +162,16 @@ fn rank(level: usize, opened_before: u32) -> i32 {
     i32::MAX - (level as u32 * STREAMS_OF_LEVEL + opened_before % STREAMS_OF_LEVEL) as i32
 }
 
-async fn write(link: &Arc<Link>, message: &Message, stream: &mut SendStream) -> Result<(), WriteError> {
+async fn write(session: &Arc<PeerSession>, message: &Message, stream: &mut SendStream) -> Result<(), WriteError> {
     let mut header = message.header.clone();
     let total = message.payload.as_ref().map_or(0, |payload| payload.len());
     let mut at = 0;
     while at < total || !header.is_empty() {
         let length = TURN_BYTES.min(total - at);
         let urgent = message.level <= CONTROL_LEVEL;
-        let permit = link.gate.enter(message.level, length as u64, urgent).await;
+        let permit = session.scheduler.enter(message.level, length as u64, urgent).await;
         let (piece, taken) = match &message.payload {
-            Some(payload) => payload.piece(at, length, &link.gate),
+            Some(payload) => payload.piece(at, length, &session.scheduler),
             None => Default::default(),
         };
         let mut chunks = [header.clone(), piece];
@@ -190,7 +190,7 @@ async fn write(link: &Arc<Link>, message: &Message, stream: &mut SendStream) -> 
         taken.store((count - of_header) as u64, Ordering::Relaxed);
         permit.spend((count - of_header) as u64);
         drop(chunks);
-        link.context.faults.here("written");
+        session.context.faults.here("written");
         match written {
             Some(Ok(_)) => {}
             Some(Err(error)) => return Err(error),

@@ -7,7 +7,7 @@ use quinn_proto::{ClientConfig, EndpointConfig, ServerConfig, TransportConfig};
 use tokio::runtime::Handle;
 
 use super::*;
-use crate::congestion::path_measurement::Measure;
+use crate::congestion::path_measurement::PathMeasurement;
 use crate::quic::connection::Connection;
 use crate::quic::endpoint::Endpoint;
 use crate::quic::send_scheduler::LEVELS;
@@ -35,7 +35,7 @@ fn streams_are_served_by_level_and_of_one_level_the_oldest_first() {
 struct Up {
     engine: Arc<Engine>,
     thread: Thread,
-    link: Arc<Link>,
+    session: Arc<PeerSession>,
     peer: Connection,
     _endpoints: [Endpoint; 2],
     _sockets: [UdpSocket; 2], // after those that read them
@@ -72,7 +72,7 @@ impl Up {
         let peer = endpoints[1].begin(dialled, server, Arc::default()).unwrap();
         connection.established().await.unwrap();
         let (number, here) = (engine.number(), Handle::current());
-        let link = Link::new(
+        let session = PeerSession::new(
             engine.context.clone(),
             engine.clone(),
             Setup {
@@ -83,17 +83,17 @@ impl Up {
                 hello: Bytes::new(),
                 patience: Duration::from_secs(10),
                 thread: here,
-                measure: Measure::new(),
+                measure: PathMeasurement::new(),
             },
         );
-        tokio::spawn(link.clone().run(connection));
-        while link.connection().is_none() {
+        tokio::spawn(session.clone().run(connection));
+        while session.connection().is_none() {
             tokio::task::yield_now().await;
         }
         Self {
             engine,
             thread,
-            link,
+            session,
             peer,
             _endpoints: endpoints,
             _sockets: sockets,
@@ -115,9 +115,9 @@ impl Up {
             level: 1,
             deadline,
         };
-        let connection = self.link.connection().unwrap();
+        let connection = self.session.connection().unwrap();
         let (abort, aborted) = oneshot::channel();
-        let mut send = pin!(send(self.link.clone(), message, aborted));
+        let mut send = pin!(send(self.session.clone(), message, aborted));
         let turn = poll_fn(|cx| Poll::Ready(send.as_mut().poll(cx))).await;
         assert!(turn.is_pending(), "nobody has acknowledged it");
         let more = connection.has_more();

@@ -16,7 +16,7 @@ use crate::settings::Settings;
 use crate::wire::{Header, Key};
 
 const PROTOCOL: &str = "hive-tensor/1";
-/// Of a `Path`.
+/// Of a `FakeChannel`.
 pub const STREAM_WINDOW_BYTES: u64 = 1 << 16;
 const SECRET: [u8; 32] = [
     0x9d, 0x61, 0xb1, 0x9d, 0xef, 0xfd, 0x5a, 0x60, 0xba, 0x84, 0x4a, 0xf4, 0x92, 0xec, 0x2c, 0xc4, 0x44, 0x49, 0xc5,
@@ -49,17 +49,17 @@ pub fn settings(congestion: &str) -> Settings {
     }
 }
 
-/// A connection without a network, of which only what the mail asks of it is kept.
+/// A connection without a network, of which only what the matcher asks of it is kept.
 #[derive(Default)]
-pub struct Path {
+pub struct FakeChannel {
     pub number: u64,
     pub account: String,
-    pub widened: AtomicI64,
+    pub window_adjustment: AtomicI64,
     pub closed: AtomicBool,
     pub ended: AtomicBool,
 }
 
-impl Channel for Path {
+impl Channel for FakeChannel {
     fn id(&self) -> u64 {
         self.number
     }
@@ -72,11 +72,11 @@ impl Channel for Path {
         STREAM_WINDOW_BYTES
     }
 
-    fn widen(&self, bytes: i64) {
-        self.widened.fetch_add(bytes, Ordering::SeqCst);
+    fn adjust_window(&self, bytes: i64) {
+        self.window_adjustment.fetch_add(bytes, Ordering::SeqCst);
     }
 
-    fn close_doors(&self) {
+    fn limit_streams(&self) {
         self.closed.store(true, Ordering::SeqCst);
     }
 

@@ -111,11 +111,11 @@ mod tests {
     #[test]
     fn streams_of_seeds_begin_as_their_names_say_however_they_are_cut() {
         for (name, content) in seeds("stream_readers") {
-            incoming_seed(&name, &content);
+            stream_seed(&name, &content);
         }
     }
 
-    fn incoming_seed(name: &str, content: &[u8]) {
+    fn stream_seed(name: &str, content: &[u8]) {
         stream_readers::run(content);
         if broke(name) {
             return;
@@ -162,13 +162,13 @@ mod tests {
     }
 
     #[test]
-    fn the_mail_keeps_its_promises_over_all_seeds() {
+    fn the_matcher_keeps_its_promises_over_all_seeds() {
         for (name, content) in seeds("matching") {
-            mail_seed(&name, &content);
+            matching_seed(&name, &content);
         }
     }
 
-    fn mail_seed(name: &str, content: &[u8]) {
+    fn matching_seed(name: &str, content: &[u8]) {
         let steps: Vec<matching::Step> = value(name, content);
         assert!(broke(name) || steps.len() >= 20, "{name} does nothing: {steps:?}");
         matching::run(&steps);
@@ -186,8 +186,8 @@ mod tests {
         type Replay = fn(&str, &[u8]);
         let replays: [(&str, Replay); 3] = [
             ("header-0", header_seed),
-            ("message-0", incoming_seed),
-            ("steps-0", mail_seed),
+            ("message-0", stream_seed),
+            ("steps-0", matching_seed),
         ];
         for (name, replay) in replays {
             assert!(catch_unwind(|| replay(name, b"")).is_err(), "{name}");

@@ -12,9 +12,9 @@ use quinn_proto::{
     ServerConfig, Transmit,
 };
 
-use crate::congestion::path_measurement::Measure;
+use crate::congestion::path_measurement::PathMeasurement;
 use crate::congestion::rate_share::EndpointRate;
-use crate::quic::gso_batching::{Filling, Lump};
+use crate::quic::gso_batching::{Batch, Filling};
 use crate::quic::transport_config::{endpoint_config, transport};
 use crate::settings::Settings;
 
@@ -35,15 +35,15 @@ pub struct Side {
     pub asks_for_proof: bool,
     pub connection: Option<(ConnectionHandle, Connection)>,
     #[cfg_attr(not(test), expect(dead_code, reason = "only tests look at it"))]
-    pub measure: Arc<Measure>,
+    pub measure: Arc<PathMeasurement>,
     /// None: whatever may be sent is sent at once.
     pub filling: Option<Filling>,
     /// There is more to come than the stack has.
     pub more: bool,
-    /// Until when a lump is waited for.
+    /// Until when a batch is waited for.
     waits: Option<Instant>,
     /// Bytes of what was sent at once.
-    pub lumps: Vec<usize>,
+    pub batches: Vec<usize>,
     /// What has happened to the connection, in its order.
     pub events: Vec<Event>,
 }
@@ -71,7 +71,7 @@ impl Pair {
     ) -> Self {
         let now = Instant::now();
         let addresses = ADDRESSES.map(SocketAddr::from);
-        let measures = [Measure::new(), Measure::new()];
+        let measures = [PathMeasurement::new(), PathMeasurement::new()];
         let transports = measures
             .each_ref()
             .map(|measure| transport(settings, false, &Arc::<EndpointRate>::default(), measure));
@@ -96,7 +96,7 @@ impl Pair {
             filling: Some(Filling::default()),
             more: true,
             waits: None,
-            lumps: Vec::new(),
+            batches: Vec::new(),
             events: Vec::new(),
         };
         Self {
@@ -239,19 +239,19 @@ impl Side {
         self.settle();
         self.waits = None;
         let (_, stack) = self.connection.as_mut()?;
-        let lump = match &mut self.filling {
+        let batch = match &mut self.filling {
             Some(filling) => filling.ask(stack, SEGMENTS, self.more, now, packets),
             None => stack
                 .poll_transmit(now, SEGMENTS, packets)
-                .map_or(Lump::Nothing, Lump::Made),
+                .map_or(Batch::Nothing, Batch::Made),
         };
-        match lump {
-            Lump::Made(transmit) => {
-                self.lumps.push(transmit.size);
+        match batch {
+            Batch::Made(transmit) => {
+                self.batches.push(transmit.size);
                 return Some(transmit);
             }
-            Lump::Waits(until) => self.waits = Some(until),
-            Lump::Nothing => {}
+            Batch::Waits(until) => self.waits = Some(until),
+            Batch::Nothing => {}
         }
         None
     }

@@ -20,7 +20,7 @@ impl AsRawFd for Descriptor {
     }
 }
 
-pub struct Watch {
+pub struct Readiness {
     descriptor: RawFd,
     /// None where the kernel would not watch: then whoever asks has to look for himself, again and again.
     io: Option<AsyncFd<Descriptor>>,
@@ -29,7 +29,7 @@ pub struct Watch {
     missed: bool,
 }
 
-impl Watch {
+impl Readiness {
     /// To be called within the runtime of the task, like all of its methods.
     ///
     /// # Safety
@@ -118,9 +118,9 @@ mod tests {
         }
     }
 
-    fn watch(descriptor: &impl AsRawFd) -> Watch {
+    fn watch(descriptor: &impl AsRawFd) -> Readiness {
         // SAFETY: the test keeps the socket longer than this.
-        unsafe { Watch::new(descriptor.as_raw_fd()) }.unwrap()
+        unsafe { Readiness::new(descriptor.as_raw_fd()) }.unwrap()
     }
 
     /// How often a task is woken within a moment.
@@ -130,7 +130,7 @@ mod tests {
     }
 
     /// Whether the kernel has woken the thread for room, be there a task that waits for it or not.
-    async fn is_told_of_room(watch: &Watch) -> bool {
+    async fn is_told_of_room(watch: &Readiness) -> bool {
         tokio::time::sleep(Duration::from_millis(20)).await;
         let io = watch.io.as_ref().unwrap();
         io.poll_write_ready(&mut Context::from_waker(Waker::noop())).is_ready()

@@ -13,7 +13,7 @@ use std::time::Duration;
 use bytes::BytesMut;
 use quinn_udp::{BATCH_SIZE, RecvMeta, Transmit, UdpSockRef, UdpSocketState};
 
-use super::readiness::Watch;
+use super::readiness::Readiness;
 use super::send::Sender;
 use crate::runtime::locks::locked;
 
@@ -44,7 +44,7 @@ const ROOMS_MAX: usize = 16;
 
 pub struct Socket {
     descriptor: RawFd,
-    watch: Mutex<Watch>,
+    watch: Mutex<Readiness>,
     state: UdpSocketState,
     sender: Sender,
     send_buffer_bytes: AtomicUsize,
@@ -64,7 +64,7 @@ impl Socket {
         let _ = state.set_recv_buffer_size(UdpSockRef::from(&borrowed), RECEIVE_BUFFER_BYTES);
         let _ = state.set_send_buffer_size(UdpSockRef::from(&borrowed), SEND_BUFFER_BYTES);
         // SAFETY: the caller keeps the descriptor open.
-        let watch = unsafe { Watch::new(descriptor) }?;
+        let watch = unsafe { Readiness::new(descriptor) }?;
         let sender = Sender::new(borrowed, state.max_gso_segments());
         Ok(Self {
             descriptor,

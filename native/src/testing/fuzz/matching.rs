@@ -14,10 +14,10 @@ use pyo3::types::{PyByteArray, PyByteArrayMethods};
 
 use crate::borrowed_buffers::Posted;
 use crate::events::{Arrived, Event, EventQueue, Failure};
-use crate::matching::incoming_message::{Next, Slot};
-use crate::matching::matcher::Mail;
+use crate::matching::incoming_message::{IncomingMessage, Next};
+use crate::matching::matcher::Matcher;
 use crate::matching::queues::Post;
-use crate::testing::fixtures::{Path, STREAM_WINDOW_BYTES as WINDOW};
+use crate::testing::fixtures::{FakeChannel, STREAM_WINDOW_BYTES as WINDOW};
 use crate::wire::{Header, Key};
 
 const STORE: u64 = 1 << 20;
@@ -65,14 +65,14 @@ pub enum Step {
         first: u16,
     },
     Feed {
-        slot: u8,
+        message: u8,
         bytes: u16,
     },
     Whole {
-        slot: u8,
+        message: u8,
     },
     Reset {
-        slot: u8,
+        message: u8,
     },
     Post {
         key: u8,
@@ -84,7 +84,7 @@ pub enum Step {
     Discard {
         before_step: u8,
     },
-    /// `late`: its readers notice after the mail has been told.
+    /// `late`: its readers notice after the matcher has been told.
     Down {
         path: u8,
         late: bool,
@@ -93,7 +93,7 @@ pub enum Step {
 
 /// One stream and what its reader has read.
 struct Stream {
-    slot: Arc<Slot>,
+    message: Arc<IncomingMessage>,
     path: usize,
     number: usize,
     at: u64,
@@ -102,7 +102,7 @@ struct Stream {
 
 impl Stream {
     fn part(&self, count: usize) -> &'static [u8] {
-        let left = (self.slot.header.length - self.at).min(count as u64) as usize;
+        let left = (self.message.header.length - self.at).min(count as u64) as usize;
         // A terabyte is never sent: what there is of it begins again.
         let from = self.number % 256 + self.at as usize % STORE as usize;
         &NOISE[from..(from + left).min(NOISE.len())]
@@ -110,12 +110,12 @@ impl Stream {
 
     /// As the reader of a stream does. Whether it goes on.
     fn feed(&mut self, count: usize) {
-        match self.slot.next() {
+        match self.message.next() {
             Next::Stop(_) => self.open = false,
             Next::Wait => {}
             Next::Read => {
                 let part = self.part(count);
-                assert!(self.slot.write(part));
+                assert!(self.message.write(part));
                 self.at += part.len() as u64;
             }
         }
@@ -130,14 +130,14 @@ struct Lent<'py> {
 
 struct World<'py> {
     py: Python<'py>,
-    mail: Mail,
+    matcher: Matcher,
     events: Arc<EventQueue>,
-    paths: Vec<Arc<Path>>,
+    paths: Vec<Arc<FakeChannel>>,
     streams: Vec<Stream>,
     open: BTreeMap<u64, Lent<'py>>,
     ended: Vec<Lent<'py>>,
     operations: u64,
-    /// A path has come again since, with open doors, until the next tick.
+    /// A path has come again since, with streams allowed, until the next tick.
     replaced: bool,
 }
 
@@ -167,7 +167,7 @@ impl<'py> World<'py> {
         let events = Arc::new(EventQueue::default());
         let mut world = Self {
             py,
-            mail: Mail::new(STORE, events.clone(), Arc::default()),
+            matcher: Matcher::new(STORE, events.clone(), Arc::default()),
             events,
             paths: Vec::new(),
             streams: Vec::new(),
@@ -181,10 +181,10 @@ impl<'py> World<'py> {
     }
 
     fn connect(&mut self, at: usize) {
-        let path = Arc::new(Path {
+        let path = Arc::new(FakeChannel {
             number: self.operations * 8 + at as u64,
             account: (at / 2).to_string(),
-            ..Path::default()
+            ..FakeChannel::default()
         });
         if at < self.paths.len() {
             self.paths[at] = path;
@@ -218,32 +218,32 @@ impl<'py> World<'py> {
                     contributors: number_of.to_le_bytes().to_vec(),
                     call: String::new(),
                 };
-                let slot = self.mail.arrived(&peer(at), header, self.paths[at].clone());
+                let message = self.matcher.arrived(&peer(at), header, self.paths[at].clone());
                 let mut stream = Stream {
-                    slot,
+                    message,
                     path: at,
                     number: number_of,
                     at: 0,
                     open: true,
                 };
                 let part = stream.part(usize::from(*first) % FIRST_BYTES_MAX);
-                assert!(stream.slot.write(part));
+                assert!(stream.message.write(part));
                 stream.at = part.len() as u64;
                 self.streams.push(stream);
             }
-            Step::Feed { slot, bytes } => {
-                if let Some(at) = self.stream(*slot) {
+            Step::Feed { message, bytes } => {
+                if let Some(at) = self.stream(*message) {
                     self.streams[at].feed(usize::from(*bytes));
                 }
             }
-            Step::Whole { slot } => {
-                if let Some(at) = self.stream(*slot) {
+            Step::Whole { message } => {
+                if let Some(at) = self.stream(*message) {
                     self.finish(at);
                 }
             }
-            Step::Reset { slot } => {
-                if let Some(at) = self.stream(*slot) {
-                    self.mail.reset(&self.streams[at].slot, "test");
+            Step::Reset { message } => {
+                if let Some(at) = self.stream(*message) {
+                    self.matcher.reset(&self.streams[at].message, "test");
                     self.streams[at].open = false;
                 }
             }
@@ -259,7 +259,7 @@ impl<'py> World<'py> {
                 let operation = self.number();
                 self.open.insert(operation, Lent { buffer, left: None });
                 let to = peer(usize::from(*number >> 3));
-                self.mail.post(
+                self.matcher.post(
                     &to,
                     Post {
                         operation,
@@ -271,9 +271,9 @@ impl<'py> World<'py> {
             Step::Cancel { post } => {
                 let operation = u64::from(*post) % (self.operations + 1);
                 let was_open = self.open.contains_key(&operation);
-                assert_eq!(self.mail.cancel(operation), was_open);
+                assert_eq!(self.matcher.cancel(operation), was_open);
             }
-            Step::Discard { before_step } => self.mail.discard("group", u64::from(*before_step >> 4)),
+            Step::Discard { before_step } => self.matcher.discard("group", u64::from(*before_step >> 4)),
             Step::Down { path, late } => {
                 let at = usize::from(*path) % self.paths.len();
                 self.down(at, false, *late);
@@ -292,14 +292,15 @@ impl<'py> World<'py> {
 
     fn finish(&mut self, at: usize) {
         let stream = &mut self.streams[at];
-        while stream.open && stream.slot.next() == Next::Read && stream.at < stream.slot.header.length.min(STORE) {
+        while stream.open && stream.message.next() == Next::Read && stream.at < stream.message.header.length.min(STORE)
+        {
             stream.feed(65536);
         }
         stream.feed(0);
-        if stream.open && stream.at == stream.slot.header.length && stream.slot.next() == Next::Read {
-            assert!(stream.slot.whole());
-            assert!(!stream.slot.write(b"x"), "a byte too many is refused");
-            self.mail.completed(&stream.slot);
+        if stream.open && stream.at == stream.message.header.length && stream.message.next() == Next::Read {
+            assert!(stream.message.whole());
+            assert!(!stream.message.write(b"x"), "a byte too many is refused");
+            self.matcher.completed(&stream.message);
             stream.open = false;
         }
     }
@@ -308,9 +309,9 @@ impl<'py> World<'py> {
         let path = self.paths[at].clone();
         path.ended.store(true, Ordering::SeqCst);
         let failure = last.then(|| Failure::Cancelled("over".to_owned()));
-        self.mail.disconnected(&peer(at), path.number, failure);
+        self.matcher.disconnected(&peer(at), path.number, failure);
         assert_eq!(
-            path.widened.load(Ordering::SeqCst),
+            path.window_adjustment.load(Ordering::SeqCst),
             0,
             "nothing of the window is left over"
         );
@@ -321,11 +322,11 @@ impl<'py> World<'py> {
             }
         }
         if late {
-            let header = self.streams.first().map(|stream| stream.slot.header.clone());
+            let header = self.streams.first().map(|stream| stream.message.header.clone());
             if let Some(header) = header {
-                let slot = self.mail.arrived(&peer(at), header, path);
+                let message = self.matcher.arrived(&peer(at), header, path);
                 assert!(
-                    matches!(slot.next(), Next::Stop(_)),
+                    matches!(message.next(), Next::Stop(_)),
                     "a connection that has ended brings nothing"
                 );
             }
@@ -366,17 +367,17 @@ impl<'py> World<'py> {
         }
         let mut kept: HashMap<(bool, &str), u64> = HashMap::new();
         for stream in &self.streams {
-            let rank = (stream.slot.peer.as_ref() == "a", stream.slot.account());
-            *kept.entry(rank).or_default() += stream.slot.kept();
+            let rank = (stream.message.peer.as_ref() == "a", stream.message.account());
+            *kept.entry(rank).or_default() += stream.message.kept();
         }
         let firsts = (self.streams.len() * FIRST_BYTES_MAX) as u64;
         for bytes in kept.into_values() {
             assert!(bytes <= STORE + STORE / 8 + firsts, "{bytes} bytes are kept for nobody");
         }
         for (at, path) in self.paths.iter().enumerate() {
-            let widened = path.widened.load(Ordering::SeqCst);
-            assert!(widened >= 0);
-            let full = self.mail.full(&peer(at), &path.account);
+            let window_adjustment = path.window_adjustment.load(Ordering::SeqCst);
+            assert!(window_adjustment >= 0);
+            let full = self.matcher.full(&peer(at), &path.account);
             let both = [&self.paths[at & 1], &self.paths[(at & 1) + 2]];
             let closed = both.iter().any(|path| path.closed.load(Ordering::SeqCst));
             assert!(!full || closed || self.replaced, "a full store lets no more streams in");
@@ -398,8 +399,8 @@ impl<'py> World<'py> {
             self.down(at, at >= 2, true);
         }
         self.hear();
-        self.mail.discard("group", u64::MAX);
-        self.mail.fail_all(&Failure::Cancelled("over".to_owned()));
+        self.matcher.discard("group", u64::MAX);
+        self.matcher.fail_all(&Failure::Cancelled("over".to_owned()));
         self.hear();
         assert!(self.open.is_empty(), "{} posts never ended", self.open.len());
         for lent in &self.ended {
@@ -413,13 +414,13 @@ impl<'py> World<'py> {
 
     /// Take what waits with a key.
     fn take_all(&mut self, number: u8) {
-        while self.mail.held(&peer(usize::from(number >> 3))) > 0 {
-            let before = self.mail.held(&peer(usize::from(number >> 3)));
+        while self.matcher.held(&peer(usize::from(number >> 3))) > 0 {
+            let before = self.matcher.held(&peer(usize::from(number >> 3)));
             self.act(&Step::Post {
                 key: number,
                 buffer: None,
             });
-            if self.mail.held(&peer(usize::from(number >> 3))) >= before {
+            if self.matcher.held(&peer(usize::from(number >> 3))) >= before {
                 return;
             }
         }
