@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from transport.collectives.algorithms.window import Window
-from transport.collectives.partition import Chunk, cut, cut_chunks
+from transport.collectives.partition import Chunk, cut, cut_chunks, cut_shards
 from transport.collectives.problem import Plan, Problem
 from transport.collectives.schedule import SCRATCH, Builder, Region, Schedule
+from transport.collectives.traffic import Traffic, no_pairs, to_all
 
 PIPELINE_CHUNKS = 4
 """A shard has at least so many chunks, unless they would be small: with one, every link idles for a round trip (and
@@ -65,10 +66,11 @@ def reduce_scatter(problem: Problem, _plan: Plan) -> Schedule:
             builder.send(peer, part, region_of(problem, peer, start, stop))
     runs = cut_chunks(0, problem.counts[problem.rank], problem.chunk_elems)
     chunk_bytes = max((stop - start for start, stop in runs), default=0) * problem.item_bytes
-    window = Window(builder, range(problem.size), chunk_bytes=chunk_bytes, chunk_count=len(runs))
+    window = Window(builder, others=problem.size - 1, chunk_bytes=chunk_bytes, chunk_count=len(runs))
     for part, (start, stop) in enumerate(runs):
         own = region_of(problem, problem.rank, start, stop)
-        window.reduce(part, own=own, target=region_of(problem, problem.size, start, stop))
+        target = region_of(problem, problem.size, start, stop)
+        window.reduce(part, contributors=range(problem.size), own=own, target=target)
     return builder.done()
 
 
@@ -89,11 +91,8 @@ def broadcast(problem: Problem, plan: Plan) -> Schedule:
             for i in range(1, size):
                 builder.send((root + i) % size, part, region)
         return builder.done()
-    weights = [0 if i == root else weight for i, weight in enumerate(plan.weights or [1] * size)]
-    if not any(weights):  # the root's link alone is good
-        weights = [int(i != root) for i in range(size)]
     chunk_elems = min(problem.chunk_elems, -(-elems // (size - 1)))
-    for chunk in cut(elems, weights, chunk_elems):
+    for chunk in cut(elems, _relay_weights(problem, plan), chunk_elems):
         region = region_of(problem, 0, chunk.start, chunk.stop)
         if rank == root:
             builder.send(chunk.owner, chunk.number, region)
@@ -134,6 +133,72 @@ def barrier(problem: Problem, _plan: Plan) -> Schedule:
     return builder.done()
 
 
+def all_reduce_traffic(problem: Problem, plan: Plan) -> Traffic:
+    """What `all_reduce` sends: every rank a contribution to each owner, each owner its result to all."""
+    owned = _owned_bytes(problem, plan, owner=problem.turn % problem.size)
+    by_owner = to_all(problem.size, owned)
+    return Traffic(
+        by_owner + by_owner.T,
+        latencies=2,
+        messages=2 * (problem.size - 1),
+        reduced_bytes=problem.size * max(owned),
+    )
+
+
+def reduce_traffic(problem: Problem, plan: Plan) -> Traffic:
+    """What `reduce` sends."""
+    owned = _owned_bytes(problem, plan, owner=problem.root)
+    pairs = to_all(problem.size, owned).T.copy()
+    for rank, nbytes in enumerate(owned):
+        if rank != problem.root:
+            pairs[rank, problem.root] += nbytes
+    one_owner = sum(nbytes > 0 for nbytes in owned) <= 1
+    return Traffic(
+        pairs,
+        latencies=1 if one_owner else 2,
+        messages=(1 if one_owner else 2) * (problem.size - 1),
+        reduced_bytes=problem.size * max(owned),
+    )
+
+
+def reduce_scatter_traffic(problem: Problem, _plan: Plan) -> Traffic:
+    """What `reduce_scatter` sends."""
+    nbytes = [count * problem.item_bytes for count in problem.counts]
+    return Traffic(
+        to_all(problem.size, nbytes).T,
+        latencies=1,
+        messages=2 * (problem.size - 1),
+        reduced_bytes=problem.size * max(nbytes),
+    )
+
+
+def broadcast_traffic(problem: Problem, plan: Plan) -> Traffic:
+    """What `broadcast` sends."""
+    size, root, (elems,) = problem.size, problem.root, problem.counts
+    pairs = no_pairs(size)
+    if size <= 2 or elems <= problem.small_elems:
+        pairs[root, :] = elems * problem.item_bytes
+        pairs[root, root] = 0
+        return Traffic(pairs, latencies=1, messages=size - 1)
+    for relay, (start, stop) in enumerate(cut_shards(elems, _relay_weights(problem, plan))):
+        if relay != root:
+            pairs[relay, :] = (stop - start) * problem.item_bytes
+            pairs[root, relay] = (stop - start) * problem.item_bytes
+            pairs[relay, [relay, root]] = 0
+    return Traffic(pairs, latencies=2, messages=2 * (size - 1))
+
+
+def all_gather_traffic(problem: Problem, _plan: Plan) -> Traffic:
+    """What `exchange` sends, where each rank sends the same to all."""
+    nbytes = [count * problem.item_bytes for count in problem.receive_counts]
+    return Traffic(to_all(problem.size, nbytes), latencies=1, messages=2 * (problem.size - 1))
+
+
+def barrier_traffic(problem: Problem, _plan: Plan) -> Traffic:
+    """What `barrier` sends."""
+    return Traffic(no_pairs(problem.size), latencies=1, messages=2 * (problem.size - 1))
+
+
 def region_of(problem: Problem, buffer: int, start: int, stop: int) -> Region:
     """Elements `start` to `stop` of a buffer."""
     return Region(buffer, start * problem.item_bytes, stop * problem.item_bytes)
@@ -145,12 +210,7 @@ def chunks_of(problem: Problem, plan: Plan, *, owner: int) -> tuple[Chunk, ...]:
     Args:
         owner: of a small tensor.
     """
-    (elems,) = problem.counts
-    if elems <= problem.small_elems:
-        weights: Sequence[int] = [int(rank == owner) for rank in range(problem.size)]
-    else:
-        weights = plan.weights or [1] * problem.size
-    return cut(elems, weights, pipelined_elems(problem))
+    return cut(problem.counts[0], _owner_weights(problem, plan, owner), pipelined_elems(problem))
 
 
 def pipelined_elems(problem: Problem) -> int:
@@ -158,6 +218,24 @@ def pipelined_elems(problem: Problem) -> int:
     (elems,) = problem.counts
     per_shard = max(-(-elems // (problem.size * PIPELINE_CHUNKS)), problem.small_elems)
     return max(min(problem.chunk_elems, per_shard), 1)
+
+
+def _owner_weights(problem: Problem, plan: Plan, owner: int) -> Sequence[int]:
+    if problem.counts[0] <= problem.small_elems:
+        return [int(rank == owner) for rank in range(problem.size)]
+    return plan.weights or [1] * problem.size
+
+
+def _owned_bytes(problem: Problem, plan: Plan, *, owner: int) -> list[int]:
+    shards = cut_shards(problem.counts[0], _owner_weights(problem, plan, owner))
+    return [(stop - start) * problem.item_bytes for start, stop in shards]
+
+
+def _relay_weights(problem: Problem, plan: Plan) -> Sequence[int]:
+    weights = [0 if i == problem.root else weight for i, weight in enumerate(plan.weights or [1] * problem.size)]
+    if any(weights):
+        return weights
+    return [int(i != problem.root) for i in range(problem.size)]  # the root's link alone is good
 
 
 def _contribute(builder: Builder, problem: Problem, chunks: Sequence[Chunk]) -> dict[int, int]:
@@ -178,12 +256,13 @@ def _own(
     mine = [chunk for chunk in chunks if chunk.owner == problem.rank]
     chunk_bytes = max((chunk.stop - chunk.start for chunk in mine), default=0) * problem.item_bytes
     window = Window(
-        builder, range(problem.size), chunk_bytes=chunk_bytes, chunk_count=len(mine), keep_results=not in_place
+        builder, others=problem.size - 1, chunk_bytes=chunk_bytes, chunk_count=len(mine), keep_results=not in_place
     )
     reduced = []
     for chunk in mine:
         own = region_of(problem, 0, chunk.start, chunk.stop)
-        target, step = window.reduce(2 * chunk.number, own=own, target=own if in_place else None)
+        place = own if in_place else None
+        target, step = window.reduce(2 * chunk.number, contributors=range(problem.size), own=own, target=place)
         if result_to is not None:
             window.busy_until(builder.send(result_to, 2 * chunk.number + 1, target, (step,)))
         reduced.append((chunk, target, step))

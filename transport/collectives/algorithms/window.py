@@ -11,42 +11,43 @@ WINDOW_CHUNKS = 8
 
 
 class Window:
-    """A ring of slots in scratch memory: each has a place for every other contributor's part of a chunk.
+    """A ring of slots in scratch memory: each has places for the other contributors' parts of a chunk.
 
     Args:
-        contributors: ranks whose values are reduced, in the order of reducing; the builder's own is one of them.
+        others: contributors at most, beside the builder's own rank.
         chunk_bytes: of the longest chunk.
         chunk_count: of all that are to come.
         keep_results: give each slot a place for a result, too.
     """
 
     def __init__(
-        self,
-        builder: Builder,
-        contributors: Sequence[int],
-        *,
-        chunk_bytes: int,
-        chunk_count: int,
-        keep_results: bool = False,
+        self, builder: Builder, *, others: int, chunk_bytes: int, chunk_count: int, keep_results: bool = False
     ) -> None:
         self._builder = builder
-        self._contributors = contributors
         slots = range(min(WINDOW_CHUNKS, chunk_count))
-        others = [rank for rank in contributors if rank != builder.rank]
-        self._places = [{rank: builder.scratch(chunk_bytes) for rank in others} for _ in slots]
+        self._places = [[builder.scratch(chunk_bytes) for _ in range(others)] for _ in slots]
         self._results = [builder.scratch(chunk_bytes) for _ in slots] if keep_results else []
         self._last_use: list[tuple[int, ...]] = [() for _ in slots]
         self._turn = 0
 
     def reduce(
-        self, part: int, *, own: Region, target: Region | None, finish: bool = True, after: tuple[int, ...] = ()
+        self,
+        part: int,
+        *,
+        contributors: Sequence[int],
+        own: Region,
+        target: Region | None,
+        finish: bool = True,
+        after: Sequence[int] = (),
     ) -> tuple[Region, int]:
-        """Receive `part` from everybody else into the next slot, when that is free again, and reduce it.
+        """Receive `part` from the others into the next slot, when that is free again, and reduce it.
 
         Args:
+            contributors: ranks in the order of reducing; the builder's own is one of them.
             own: this rank's values.
             target: where the result goes; None: into the slot.
-            after: steps that the reduction waits for.
+            finish: whether the result is final.
+            after: further steps that the reduction waits for.
 
         Returns:
             Where the result is, and the step that puts it there.
@@ -54,11 +55,16 @@ class Window:
         slot = self._turn % len(self._places)
         self._turn += 1
         free = self._last_use[slot]
-        places = {rank: _first(place, own.nbytes) for rank, place in self._places[slot].items()}
-        arrived = [self._builder.receive(rank, part, place, free) for rank, place in places.items()]
-        places[self._builder.rank] = own
+        places = iter(self._places[slot])
+        sources, arrived = [], []
+        for rank in contributors:
+            if rank == self._builder.rank:
+                sources.append(own)
+                continue
+            place = _first(next(places), own.nbytes)
+            arrived.append(self._builder.receive(rank, part, place, free))
+            sources.append(place)
         target = _first(self._results[slot], own.nbytes) if target is None else target
-        sources = [places[rank] for rank in self._contributors]
         step = self._builder.reduce(target, sources, (*arrived, *free, *after), finish=finish)
         self._last_use[slot] = (step,)
         return target, step
