@@ -1,0 +1,117 @@
+"""The cost model on networks whose best algorithm is known on paper."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transport.collectives.algorithms.registry import ALGORITHMS
+from transport.collectives.cost_model import Choice, Network, choose, problem_of
+from transport.collectives.problem import Operation
+
+MBIT = 1_000_000
+MIB = 2**20
+
+
+def links(*rates_mbit: int, latency_us: int = 200) -> Network:
+    rates = tuple(rate * MBIT for rate in rates_mbit)
+    network = Network.uniform(len(rates), latency_us=latency_us)
+    return replace(network, up_bits_per_s=rates, down_bits_per_s=rates)
+
+
+def two_sites(ranks: int = 4, *, rate_mbit: int = 100, latency_us: int = 20_000) -> Network:
+    """Half of the ranks here, half there, behind one link each."""
+    sites = tuple(int(rank >= ranks // 2) for rank in range(ranks))
+    latency = tuple(tuple(100 if here == there else latency_us for there in sites) for here in sites)
+    return Network(
+        up_bits_per_s=(1000 * MBIT,) * ranks,
+        down_bits_per_s=(1000 * MBIT,) * ranks,
+        latency_us=latency,
+        sites=sites,
+        site_up_bits_per_s=(rate_mbit * MBIT,) * 2,
+        site_down_bits_per_s=(rate_mbit * MBIT,) * 2,
+    )
+
+
+def taken(choice: Choice) -> str:
+    return choice.taken.plan.algorithm
+
+
+def predicted(choice: Choice) -> dict[str, float]:
+    return {one.plan.algorithm: one.predicted_s for one in choice.candidates}
+
+
+def test_a_slow_link_takes_two_thirds_of_the_time_of_equal_shares():
+    choice = choose(problem_of("all_reduce", nbytes=64 * MIB, size=4), links(100, 100, 100, 25))
+    assert taken(choice) == "weighted"
+    assert choice.taken.plan.weights == (1000, 1000, 1000, 0)
+    times = predicted(choice)
+    assert times["direct"] / times["weighted"] == pytest.approx(1.5, rel=0.01)
+    assert times["weighted"] == pytest.approx(8 * 64 * MIB / 25e6, rel=0.01)
+    assert choice.taken.bound == "link of rank 3"
+
+
+def test_two_sites_send_each_tensor_across_once():
+    choice = choose(problem_of("all_reduce", nbytes=16 * MIB, size=4), two_sites())
+    assert taken(choice) == "two_level"
+    assert choice.taken.plan.sites == (0, 0, 1, 1)
+    assert choice.taken.predicted_s == pytest.approx(8 * 16 * MIB / 100e6, rel=0.03)
+    assert predicted(choice)["direct"] == pytest.approx(2 * 8 * 16 * MIB / 100e6, rel=0.05)
+
+
+def test_two_ranks_exchange_whole_tensors_and_equal_links_take_equal_shares():
+    assert taken(choose(problem_of("all_reduce", nbytes=16 * MIB, size=2), links(100, 25))) == "exchange"
+    assert taken(choose(problem_of("all_reduce", nbytes=16 * MIB, size=4), links(100, 100, 100, 100))) == "direct"
+
+
+@pytest.mark.parametrize("operation", ["all_reduce", "all_gather", "barrier"])
+def test_many_ranks_double_what_is_small(operation):
+    network = links(*[10_000] * 32, latency_us=20)
+    assert taken(choose(problem_of(operation, nbytes=1024, size=32), network)) == "doubling"
+
+
+def test_a_small_broadcast_among_many_goes_along_a_tree_and_a_large_one_over_relays():
+    network = links(*[10_000] * 32, latency_us=20)
+    assert taken(choose(problem_of("broadcast", nbytes=1024, size=32), network)) == "tree"
+    assert taken(choose(problem_of("broadcast", nbytes=64 * MIB, size=32), network)) == "direct"
+
+
+def test_what_is_forced_is_taken_where_it_can_be():
+    problem = problem_of("all_reduce", nbytes=16 * MIB, size=4)
+    choice = choose(problem, links(100, 100, 100, 100), forced="doubling")
+    assert (taken(choice), choice.reason) == ("doubling", "forced")
+    choice = choose(problem, links(100, 100, 100, 100), forced="two_level")
+    assert taken(choice) == "direct"
+    assert choice.reason == "two_level was asked for, but it is none of the candidates here"
+
+
+def test_a_network_of_another_size_is_an_error():
+    with pytest.raises(ValueError, match="a network of 2 ranks for a collective of 3"):
+        choose(problem_of("barrier", nbytes=0, size=3), Network.uniform(2))
+
+
+def test_an_operation_without_a_choice_is_an_error_that_names_the_others():
+    with pytest.raises(ValueError, match="all_to_all: one of all_reduce, broadcast"):
+        problem_of("all_to_all", nbytes=4, size=2)
+
+
+@given(
+    rates=st.lists(st.integers(1, 10_000), min_size=1, max_size=9),
+    nbytes=st.integers(0, 2**28),
+    operation=st.sampled_from([one.name.lower().replace("allreduce", "all_reduce") for one in ALGORITHMS]),
+)
+def test_the_choice_is_the_shortest_and_no_link_is_faster_than_its_rate(rates, nbytes, operation):
+    network = links(*rates)
+    choice = choose(problem_of(operation, nbytes=nbytes, size=len(rates)), network)
+    assert choice.taken.predicted_s == min(one.predicted_s for one in choice.candidates)
+    assert choice == choose(problem_of(operation, nbytes=nbytes, size=len(rates)), links(*rates))
+    if operation == "all_reduce" and len(rates) > 1:
+        assert choice.taken.predicted_s >= 8 * nbytes / (min(rates) * MBIT)
+
+
+def test_every_operation_has_a_direct_algorithm():
+    assert all("direct" in names for names in ALGORITHMS.values())
+    assert set(Operation) - set(ALGORITHMS) == {Operation.GATHER, Operation.SCATTER, Operation.ALL_TO_ALL}

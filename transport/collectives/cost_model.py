@@ -1,0 +1,191 @@
+"""Which algorithm a collective takes on a network, and why: predicted times from a table that all ranks share. Pure.
+
+An algorithm says what it sends between each two ranks (`traffic`). No link, of a rank or of a site, is done before what
+it has to carry is through; reductions run beside, and latencies and the handling of messages come on top:
+
+    T = max(sent_i / up_i, received_i / down_i, crossing_s / site_s, reduced / processor) + latencies + messages
+
+This is LogGP (Alexandrov et al., 1995) with a gap per byte for each link instead of one. The rates are those that
+traffic reached, so what loss and congestion control take away is in them.
+
+All ranks evaluate the same table with the same arithmetic and so take the same choice; ties go to what the registry
+lists first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from transport.collectives.algorithms.registry import ALGORITHMS
+from transport.collectives.algorithms.weighted import weights_of
+from transport.collectives.problem import Plan, Problem
+from transport.collectives.traffic import Traffic
+
+MESSAGE_S = 120e-6
+"""Of a processor for a message, sent or received, on either side; the order of what a rank in Python takes."""
+REDUCE_BYTES_PER_S = 3_000_000_000
+"""Input that one core reduces: numpy's float32 sum reads some 3 to 6 GB/s on machines of 2020 and later."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """What all ranks of a group hold for true of the links between them.
+
+    Args:
+        up_bits_per_s, down_bits_per_s: of each rank's link, positive.
+        latency_us: one way between each two ranks, of shape (size, size), symmetric.
+        sites: the site of each rank, numbered from 0 in order of their first rank.
+        site_up_bits_per_s, site_down_bits_per_s: of what leads from each site to the others.
+        number: of the agreement that this table came from; 0 for none.
+    """
+
+    up_bits_per_s: tuple[int, ...]
+    down_bits_per_s: tuple[int, ...]
+    latency_us: tuple[tuple[int, ...], ...]
+    sites: tuple[int, ...]
+    site_up_bits_per_s: tuple[int, ...]
+    site_down_bits_per_s: tuple[int, ...]
+    message_s: float = MESSAGE_S
+    number: int = 0
+
+    @classmethod
+    def uniform(cls, size: int, *, rate_bits_per_s: int = 1_000_000_000, latency_us: int = 100) -> Network:
+        """Equal links within one site: what is assumed before anything was measured."""
+        return cls(
+            up_bits_per_s=(rate_bits_per_s,) * size,
+            down_bits_per_s=(rate_bits_per_s,) * size,
+            latency_us=((latency_us,) * size,) * size,
+            sites=(0,) * size,
+            site_up_bits_per_s=(rate_bits_per_s * size,),
+            site_down_bits_per_s=(rate_bits_per_s * size,),
+        )
+
+    @property
+    def size(self) -> int:
+        """How many ranks it has."""
+        return len(self.up_bits_per_s)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to do a collective.
+
+    Args:
+        bound: what takes longest: "link of rank 3", "link of site 0", "reducing" or "latency".
+    """
+
+    plan: Plan
+    predicted_s: float
+    bound: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is done, and what else could have been.
+
+    Args:
+        taken: the candidate that is used.
+        candidates: all of them, in the registry's order.
+        reason: why it was taken, in words.
+    """
+
+    taken: Candidate
+    candidates: tuple[Candidate, ...]
+    reason: str
+
+
+def choose(problem: Problem, network: Network, *, forced: str = "") -> Choice:
+    """The candidate with the shortest predicted time.
+
+    Args:
+        problem: any rank's; its `size` is the network's.
+        forced: an algorithm to take where it can do this operation on this network; "" for the best.
+
+    Raises:
+        ValueError: problem and network differ in size.
+    """
+    if problem.size != network.size:
+        raise ValueError(f"a network of {network.size} ranks for a collective of {problem.size}")
+    candidates = tuple(
+        _evaluate(problem, network, plan) for name in ALGORITHMS[problem.operation] if (plan := _plan(name, network))
+    )
+    best = min(candidates, key=lambda one: one.predicted_s)
+    if not forced:
+        return Choice(best, candidates, f"shortest predicted time, bound by {best.bound}")
+    for one in candidates:
+        if one.plan.algorithm == forced:
+            return Choice(one, candidates, "forced")
+    return Choice(best, candidates, f"{forced} was asked for, but it is none of the candidates here")
+
+
+def _plan(name: str, network: Network) -> Plan | None:
+    """An algorithm with its parameters; None where the network gives it none that differ from the direct one's."""
+    if name == "weighted":
+        rates = [min(pair) for pair in zip(network.up_bits_per_s, network.down_bits_per_s, strict=True)]
+        weights = weights_of(rates)
+        return Plan(name, weights=weights) if weights else None
+    if name == "two_level":
+        several = 1 < len(set(network.sites)) < network.size
+        return Plan(name, sites=network.sites) if several else None
+    return Plan(name)
+
+
+def _evaluate(problem: Problem, network: Network, plan: Plan) -> Candidate:
+    traffic = ALGORITHMS[problem.operation][plan.algorithm].traffic(problem, plan)
+    busy_s, bound = max(_busy(traffic, network))
+    latency_s = _latency_s(traffic, network) + traffic.messages * network.message_s
+    return Candidate(plan, busy_s + latency_s, bound if busy_s > latency_s else "latency")
+
+
+def _busy(traffic: Traffic, network: Network) -> list[tuple[float, str]]:
+    """How long each link and the processor are busy."""
+    seconds = [(traffic.reduced_bytes / REDUCE_BYTES_PER_S, "reducing")]
+    sent, received = traffic.pairs.sum(axis=1).tolist(), traffic.pairs.sum(axis=0).tolist()
+    for rank in range(network.size):
+        up_s = 8 * sent[rank] / network.up_bits_per_s[rank]
+        down_s = 8 * received[rank] / network.down_bits_per_s[rank]
+        seconds.append((max(up_s, down_s), f"link of rank {rank}"))
+    if len(network.site_up_bits_per_s) > 1:
+        where = np.array(network.sites)
+        for site, (up, down) in enumerate(zip(network.site_up_bits_per_s, network.site_down_bits_per_s, strict=True)):
+            inside = where == site
+            out_s = 8 * int(traffic.pairs[inside][:, ~inside].sum()) / up
+            in_s = 8 * int(traffic.pairs[~inside][:, inside].sum()) / down
+            seconds.append((max(out_s, in_s), f"link of site {site}"))
+    return seconds
+
+
+def _latency_s(traffic: Traffic, network: Network) -> float:
+    """Those that follow each other: the longest between any two ranks, and the longest within a site."""
+    latency_us = np.array(network.latency_us)
+    where = np.array(network.sites)
+    same_site = where[:, None] == where[None, :]
+    np.fill_diagonal(latency_us, 0)
+    longest, near = int(latency_us.max()), int(latency_us[same_site].max())
+    return (traffic.latencies * longest + traffic.near_latencies * near) / 1e6
+
+
+def problem_of(operation: str, *, nbytes: int, size: int) -> Problem:
+    """A collective of float32 as the command line names it: of so many bytes a rank's tensor.
+
+    Of all-gather that is what each rank gives, of reduce-scatter what each rank gets.
+
+    Raises:
+        ValueError: there is no choice of algorithms for that operation, or it is none.
+    """
+    by_name = {one.name.lower().replace("allreduce", "all_reduce"): one for one in ALGORITHMS}
+    if operation not in by_name:
+        raise ValueError(f"{operation}: one of {', '.join(by_name)}")
+    elems = -(-nbytes // 4)
+    kind = by_name[operation]
+    per_rank = operation in ("all_gather", "reduce_scatter")
+    return Problem(
+        operation=kind,
+        rank=0,
+        size=size,
+        item_bytes=4,
+        counts=() if operation == "barrier" else (elems,) * (size if per_rank else 1),
+        receive_counts=(elems,) * size if operation == "all_gather" else (),
+    )
