@@ -23,12 +23,17 @@ TRAINING, STORAGE, RATE, ESTIMATE = "#3267a8", "#b07d3c", "#222222", "#a3338f"
 HALF_SHADE = "#d9d9d9"
 SILENT_S = 2.0
 """Of the broker's estimate, which is asked for every half second: then there was no broker."""
+TEXT_POINTS, TITLE_POINTS, HEADING_POINTS = 12, 14, 15
+"""In a picture 15 inches wide, which the README shows at half its size."""
 BIN_S = 0.6
 """Throughput is drawn over windows of this length: a step or two at full rate."""
 
 
 def draw(records: Records, report: Mapping[str, Any], target: Path) -> None:
     """Draw a run into a PNG file."""
+    plt.rc("font", size=TEXT_POINTS)
+    plt.rc("axes", titlesize=TITLE_POINTS)
+    plt.rc("figure", titlesize=HEADING_POINTS)
     steps = [step for step in records.steps if step["rank"] == 0]
     figure = plt.figure(figsize=(15, 11), layout="constrained")
     grid = figure.add_gridspec(3, 2, height_ratios=[1.15, 1.15, 1.0])
@@ -47,7 +52,6 @@ def draw(records: Records, report: Mapping[str, Any], target: Path) -> None:
     figure.suptitle(
         f"Two hosts train over a {rate:g} Mbit/s link{f' ({engine} engine)' if engine else ''} while storage floods it "
         "(grey: the link has half its rate, and nobody was told)",
-        fontsize=13,
     )
     figure.savefig(target, dpi=110)
     plt.close(figure)
@@ -86,8 +90,17 @@ def _draw_steps(axes: Axes, steps: list[dict[str, Any]], start_s: float) -> None
         )
     axes.set_ylabel("step time [s]")
     axes.set_ylim(bottom=0)
-    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=5, fontsize=9, frameon=False, borderaxespad=0.1)
-    axes.set_title("Every training step", loc="left", fontsize=11)
+    axes.legend(
+        loc="lower right",
+        bbox_to_anchor=(1, 1),
+        ncols=5,
+        markerscale=2,
+        handletextpad=0.2,
+        columnspacing=1.2,
+        frameon=False,
+        borderaxespad=0.1,
+    )
+    axes.set_title("Every training step", loc="left")
 
 
 def _draw_rates(axes: Axes, records: Records, start_s: float, *, end_s: float) -> None:
@@ -113,8 +126,8 @@ def _draw_rates(axes: Axes, records: Records, start_s: float, *, end_s: float) -
     axes.set_ylabel("wire rate [Mbit/s]")
     axes.set_xlabel("time [s]")
     axes.set_ylim(0, full / 1e6 * 1.25)
-    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=4, fontsize=9, frameon=False, borderaxespad=0.1)
-    axes.set_title("What crossed host a's uplink, counted in the router", loc="left", fontsize=11)
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=4, frameon=False, borderaxespad=0.1)
+    axes.set_title("What crossed host a's uplink, counted in the router", loc="left")
 
 
 def _binned(series: Series, start_s: float, end_s: float) -> tuple[list[float], list[float]]:
@@ -154,14 +167,14 @@ def _draw_step_bars(axes: Axes, report: Mapping[str, Any]) -> None:
         if figures["steps"]:
             axes.plot([place, place], [median(figures), figures["step_s"]["p95"]], color="#444444", lw=1.2)
     axes.set_ylabel("step time [s]")
-    axes.set_title("Median step (line: up to the 95th percentile)", loc="left", fontsize=11)
+    axes.set_title("Median step (line: up to the 95th percentile)", loc="left")
 
 
 def _draw_share_bars(axes: Axes, report: Mapping[str, Any]) -> None:
     _bars(axes, report, lambda figures: 100 * float(figures["storage_share_of_leftover"]), unit="%", digits=0)
     axes.set_ylim(0, 115)
     axes.set_ylabel("[%]")
-    axes.set_title("Storage's share of what training leaves", loc="left", fontsize=11)
+    axes.set_title("Storage's share of what training leaves", loc="left")
 
 
 def _cells(report: Mapping[str, Any]) -> list[tuple[tuple[str, str], Mapping[str, Any]]]:
@@ -177,17 +190,16 @@ def _bars(axes: Axes, report: Mapping[str, Any], value: Any, *, unit: str, digit
     bars = axes.bar(range(len(cells)), values, color=colours, width=0.75)
     labels = [f"{number:.{digits}f} {unit}" for number in values]
     if inside:
-        axes.bar_label(bars, labels=labels, fontsize=9, label_type="center", color="white", fontweight="bold")
+        axes.bar_label(bars, labels=labels, label_type="center", color="white", fontweight="bold")
     else:
-        axes.bar_label(bars, labels=labels, fontsize=9, padding=2)
-    axes.set_xticks(range(len(cells)), [condition for (condition, _), _ in cells], fontsize=9)
+        axes.bar_label(bars, labels=labels, padding=2)
+    axes.set_xticks(range(len(cells)), [condition for (condition, _), _ in cells])
     middle = len(cells) / 2 - 0.5
     axes.axvspan(middle, len(cells) - 0.5, color=HALF_SHADE, alpha=0.55, lw=0, zorder=0)
     axes.legend(
         handles=[Patch(color=HALF_SHADE, label="half rate")],
         loc="lower right",
         bbox_to_anchor=(1, 1),
-        fontsize=9,
         frameon=False,
         borderaxespad=0.1,
     )
