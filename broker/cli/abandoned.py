@@ -1,7 +1,7 @@
 """Opens the ceilings that a broker left in the kernel when it was killed together with its watchdog.
 
 The watchdog opens every ceiling when the daemon dies. systemd runs it once more where it was killed, too. Without
-either, a class would stay limited for good: so the next command looks, opens and says so.
+either, a class would stay limited for good: so the next command looks, opens and reports it.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def init(
     from transport.identity import ca_init
 
     files = ca_init(directory, name=name, days=days)
-    _say(files, as_json=as_json)
+    _print(files, as_json=as_json)
 
 
 @app.command("issue", epilog=EPILOG)
@@ -83,7 +83,7 @@ def issue(
     files = ca_issue(
         directory, node, role=role, addresses=address or (), jobs=job or (), days=days, out=out, renew=renew
     )  # fmt: skip
-    _say(files, as_json=as_json)
+    _print(files, as_json=as_json)
 
 
 @app.command("revoke", epilog=EPILOG)
@@ -172,7 +172,7 @@ def _describe(certificate: Any) -> dict[str, Any]:
     }
 
 
-def _say(files: Any, *, as_json: bool) -> None:
+def _print(files: Any, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"certificate": str(files.certificate), "key": str(files.key)}))
     else:

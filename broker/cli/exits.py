@@ -85,8 +85,8 @@ def code_of(error: HiveError) -> ExitCode:
     return ExitCode.CONFIGURATION if error.code == ConfigurationError.code else ExitCode.BUG
 
 
-def say_abandoned() -> None:
-    """Where no broker answers: open what a killed one has left in the kernel, and say so."""
+def report_abandoned() -> None:
+    """Where no broker answers: open what a killed one has left in the kernel, and report it."""
     from broker.cli.abandoned import open_abandoned
     from broker.cli.configuration import DEFAULT_CONFIG, state_directory
 
@@ -122,7 +122,7 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
                 raise
             typer.echo(f"hive-qos: {error}", err=True)
             if isinstance(error, BrokerUnavailableError):
-                say_abandoned()
+                report_abandoned()
             raise typer.Exit(code_of(error)) from None
         except OSError as error:
             if debug:

@@ -39,8 +39,8 @@ def _rates(entries: list[Mapping[str, Any]], title: str, who: str) -> list[Rende
         granted = rate(entry.get("granted_bits_per_s")) if entry.get("granted") is not False else "refused"
         name, of = printable(str(entry.get(who, "?"))), printable(str(entry.get("class", "?")))
         parts.append(line(name, of, rate(entry.get("rate_bits_per_s")), granted, style="bold"))
-        said = verdict if isinstance(verdict, Mapping) else entry.get("reason")
-        if (text := reason_text(said)) and not (isinstance(said, Mapping) and said.get("code") == "held-for-peer"):
+        cause = verdict if isinstance(verdict, Mapping) else entry.get("reason")
+        if (text := reason_text(cause)) and not (isinstance(cause, Mapping) and cause.get("code") == "held-for-peer"):
             parts.append(note(text))
     return [*parts, *_more(entries)]
 

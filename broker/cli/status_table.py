@@ -8,7 +8,7 @@
     asked of others, asked of us, brokers   broker.cli.holds_table
 
 Names from outside are escaped; nothing is trusted. The document may come from another version: what is missing is
-shown as a dash. Colours repeat what words say.
+shown as a dash. Colours repeat what the words mean.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PROGRAMS_SHOWN_MAX = 10
 SILENT_PROMISES = ("not-measured", "not-claimed")
 SILENT_LIMITS = ("idle", "itself", "hold")
 SILENT_REASONS = ("idle", "link-is-free")
-"""Nothing that a person has to be told beside the figures and what else is said; `held` says more of a hold."""
+"""Nothing that a person has to know beside the figures and the other lines; `held` has more of a hold."""
 
 
 def render(document: Mapping[str, Any]) -> RenderableType:
@@ -57,7 +57,7 @@ def render(document: Mapping[str, Any]) -> RenderableType:
 
 
 def _alarms(document: Mapping[str, Any]) -> list[RenderableType]:
-    """What is wrong; the code, by which the documents tell of it, in brackets."""
+    """What is wrong; the code, by which the documents list it, in brackets."""
     host, alarms = printable(str(document.get("host", "?"))), items(document, "alarms")
     number = "no alarms" if not alarms else "1 alarm" if len(alarms) == 1 else f"{len(alarms)} alarms"
     parts: list[RenderableType] = [Text.assemble((host, "bold"), ": ", (number, "green" if not alarms else "bold red"))]
@@ -104,7 +104,7 @@ def _classes(interface: Mapping[str, Any], jobs: list[Mapping[str, Any]]) -> lis
     shown = 0
     for entry in classes:
         mine = _of_class(jobs, interface=interface.get("name"), traffic_class=entry.get("name"))
-        parts += _class(entry, said={_code(share.get("limited_by")) for _, _, share in mine})
+        parts += _class(entry, shown={_code(share.get("limited_by")) for _, _, share in mine})
         fits = mine[: max(0, JOBS_SHOWN_MAX - shown)]
         for name, job, share in fits:
             parts += _job(name, job, share)
@@ -124,8 +124,8 @@ def _window(classes: list[Mapping[str, Any]]) -> str:
     return f"{min([*covered, window]):.0f} s avg"
 
 
-def _class(entry: Mapping[str, Any], *, said: Collection[str]) -> list[RenderableType]:
-    """Its figures, and what there is to say of them; its jobs' verdicts are `said` below."""
+def _class(entry: Mapping[str, Any], *, shown: Collection[str]) -> list[RenderableType]:
+    """Its figures and their verdicts; those of its jobs, `shown` below, are left out."""
     limited_by = entry.get("limited_by")
     idle = _code(limited_by) == "idle"
     ceil = entry.get("usable_bits_per_s", entry.get("ceil_bits_per_s", entry.get("ceiling_bits_per_s")))
@@ -151,7 +151,7 @@ def _class(entry: Mapping[str, Any], *, said: Collection[str]) -> list[Renderabl
     if missed or (below and _code(promise) not in SILENT_PROMISES):
         parts.append(note(reason_text(promise), style="bold red" if missed else ""))
     parts += _notes(lending, printable(str(entry.get("held", "")), length_max=NOTE_LENGTH_MAX))
-    if _code(limited_by) not in {*SILENT_LIMITS, *said}:
+    if _code(limited_by) not in {*SILENT_LIMITS, *shown}:
         parts += _notes(reason_text(limited_by))
     return parts
 
@@ -217,12 +217,12 @@ def _burst(job: Mapping[str, Any]) -> list[str]:
         return []
     last = bursts[-1]
     remaining, announced, counts = (last.get(key) for key in ("remaining_s", "announced_bytes", "credited_bytes"))
-    said = f"step {count(last.get('step'))} announced {size(announced)}"
+    text = f"step {count(last.get('step'))} announced {size(announced)}"
     if isinstance(remaining, (int, float)):
-        said += f", due in {remaining:.2f} s" if remaining >= 0 else f", late by {-remaining:.2f} s"
+        text += f", due in {remaining:.2f} s" if remaining >= 0 else f", late by {-remaining:.2f} s"
     if isinstance(counts, int) and isinstance(announced, int) and counts < announced:
-        said += f", of which {size(counts)} count: {reason_text(last.get('credit_reason'))}"
-    return [said]
+        text += f", of which {size(counts)} count: {reason_text(last.get('credit_reason'))}"
+    return [text]
 
 
 def _jobs_without_figures(jobs: list[Mapping[str, Any]]) -> list[RenderableType]:

@@ -13,7 +13,7 @@ from broker.client import protocol
 def ask(sock: socket.socket, message: Mapping[str, Any]) -> dict[str, Any]:
     """Send one message over a blocking socket and wait for the answer.
 
-    A broker that refuses us may have closed its end before our message came: what it said is read all the same.
+    A broker that refuses us may have closed its end before our message came: its answer is read all the same.
 
     Raises:
         OSError: no answer, or not within the socket's timeout.

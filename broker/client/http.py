@@ -98,7 +98,7 @@ def _refusal(body: bytes) -> str:
 
 
 def status(socket_path: str | None = None, *, timeout_s: float = 3.0) -> dict[str, Any]:
-    """What the broker says of its host: the document of `GET /v1/status`.
+    """The status of the broker and its host: the document of `GET /v1/status`.
 
     Raises:
         BrokerUnavailableError, BrokerRejectedError: as `fetch`.

@@ -1,4 +1,4 @@
-"""The thread behind a session: connect, say who we are, send what the mailbox holds, read answers, and start again.
+"""The thread behind a session: connect, send hello and what the mailbox holds, read answers, and start again.
 
 Nothing leaves this thread: whatever goes wrong ends the connection, and the next attempt follows after 0.2 s, then
 twice that and so on up to 5 s (a broker that restarts is found within its first second; one that is not installed
@@ -28,7 +28,7 @@ RATES_MAX = 16
 RATE_MAX = 10**13
 """In bits per second; what the configuration allows."""
 RATE_VALID_S_MAX = 10.0
-"""No rate counts for longer without being told again, whatever the broker says: it may have died."""
+"""No rate counts for longer unless it is sent again, whatever its `valid_s`: the broker may have died."""
 ANSWER_TIMEOUT_S = 5.0
 """How long the welcome may take; a broker that is being restarted accepts before it serves."""
 
@@ -36,7 +36,7 @@ _log = logging.getLogger("hive_qos.broker.client")
 
 
 def end(box: Mailbox) -> None:
-    """Ask the thread to say goodbye and to end. Idempotent."""
+    """Ask the thread to send `bye` and to end. Idempotent."""
     if box.state is SessionState.OFF:  # a forked child's: its lock may be held for ever
         return
     with box.lock:
@@ -56,7 +56,7 @@ def send_now(box: Mailbox, message: dict[str, Any]) -> bool:
         return False
     try:
         sock.send(protocol.encode(message), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-    except (OSError, protocol.MessageError):  # the thread finds out, and says so
+    except (OSError, protocol.MessageError):  # the thread meets it, and logs it
         return False
     return True
 
@@ -219,10 +219,10 @@ def _on_time(burst: tuple[float, dict[str, Any]]) -> dict[str, Any] | None:
 
 def _as_of_now(need: tuple[float, dict[str, Any]]) -> dict[str, Any]:
     """The need with its time counted from now; one whose deadline has passed is due at once."""
-    said_s, message = need
+    declared_s, message = need
     if "deadline_s" not in message:
         return message
-    return {**message, "deadline_s": max(0.0, message["deadline_s"] - (time.monotonic() - said_s))}
+    return {**message, "deadline_s": max(0.0, message["deadline_s"] - (time.monotonic() - declared_s))}
 
 
 def _note(box: Mailbox, answer: dict[str, Any]) -> None:
@@ -233,7 +233,7 @@ def _note(box: Mailbox, answer: dict[str, Any]) -> None:
             note = answer.get("note")
             if isinstance(note, str) and note != box.noted:
                 box.noted = note
-                _log.warning("the broker says: %s", note)
+                _log.warning("note of the broker: %s", note)
         elif operation == "credited":
             box.credited_bytes = int(answer.get("bytes", 0))
         elif operation == "rate":

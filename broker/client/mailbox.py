@@ -92,11 +92,11 @@ class Mailbox:
     unsent: deque[int] = field(default_factory=deque)
     bursts: deque[tuple[float, dict[str, Any]]] = field(default_factory=lambda: deque(maxlen=BURSTS_MAX))
     need: tuple[float, dict[str, Any]] | None = None
-    """What was declared last, and when; said again to a broker that comes back."""
+    """What was declared last, and when; sent again to a broker that comes back."""
     need_unsent: bool = False
     reports: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=REPORTS_MAX))
     flows: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    noted: str = ""  # what the broker last said of a registered socket
+    noted: str = ""  # the last note on a registered socket
     credited_bytes: int = 0
     rates: dict[str, tuple[int, float]] = field(default_factory=dict)
     rejections: deque[str] = field(default_factory=lambda: deque(maxlen=16))

@@ -24,11 +24,11 @@ def request(
 
     Raises:
         BrokerUnavailableError: no broker, or no answer within `timeout_s`.
-        BrokerRejectedError: the broker said no; the text says why.
+        BrokerRejectedError: the broker refused; the text has the reason.
     """
     path = protocol.session_socket_path(socket_path)
     if path is None:
-        raise BrokerUnavailableError("HIVE_BROKER=off: this program was told to do without the broker")
+        raise BrokerUnavailableError("HIVE_BROKER=off: this program does without the broker")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.settimeout(timeout_s)
         try:

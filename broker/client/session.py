@@ -31,7 +31,7 @@ class Session:
         socket_path: the broker's session socket; None means `$HIVE_BROKER`, else `/run/hive-qos/session.sock`;
             "off" makes a session that does nothing.
         client: what kind of program this is, for `hive-qos status`.
-        rates: be told at which rate this program may send (`rate`).
+        rates: receive the rate at which this program may send (`rate`).
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Session:
     def rate(self, traffic_class: str) -> int | None:
         """What this program may send in a class at present, in bits per second of the wire.
 
-        None where the session did not ask for rates, the broker is away, does not know one, or has not said it again
+        None where the session did not ask for rates, the broker is away, does not know one, or has not sent it again
         in time.
         """
         with self._box.lock:
@@ -122,7 +122,7 @@ class Session:
     def announce(
         self, *, step: int, bytes_by_destination: Mapping[str, int], deadline_s: float, next_s: float | None = None
     ) -> None:
-        """Say that a burst begins, or is about to; said again of the same step, that it has so much more.
+        """Announce a burst that begins, or is about to; again for the same step, that it has so much more.
 
         Args:
             step: the job's step, to match `announce_end`.

@@ -1,10 +1,10 @@
 """The policy in force: applied at the start, replaced at a reload, the former one where the new one cannot hold.
 
     start              the store's first policy; the last good one where that cannot be applied
-    SIGHUP, reload     the file's policy, or an answer that says why not and the former one
+    SIGHUP, reload     the file's policy, or an answer with the reason and the former one
     reload on trial    the same, until `confirm`; without it in time the former one comes back
 
-`config_store` says which text holds. This file brings a policy to the interfaces and tells the store what came of it.
+`config_store` has the text that holds. This applies a policy to the interfaces and reports the outcome to the store.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     reload              the file: kept as the good one once it is in force. A bad one changes nothing
     reload on trial     the same, but the good one stays the good one until `confirm`; without it in time it comes back
 
-Reading and remembering only: `active_policy` puts a policy in force, and says here what came of it.
+Reading and remembering only: `active_policy` puts a policy in force, and reports here what came of it.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class ConfigStore:
             policy = self._source.parse(text)
         except HiveError as error:
             problem = error
-        said = self._source.state_dir or state_dir_in(text)
-        self._state_dir = policy.daemon.state_dir if policy is not None else said
+        named = self._source.state_dir or state_dir_in(text)
+        self._state_dir = policy.daemon.state_dir if policy is not None else named
         self._kept = read_kept(self._state_dir)
         if policy is not None and text != self._kept.refused:
             self._text = text

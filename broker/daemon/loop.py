@@ -55,7 +55,7 @@ class Loop:
         with selectors.DefaultSelector() as selector:
             self._selector = selector
             selector.register(self._wake.reader, selectors.EVENT_READ, self._wake.clear)
-            selector.register(self._components.link_events, selectors.EVENT_READ, self._hear_of_links)
+            selector.register(self._components.link_events, selectors.EVENT_READ, self._note_links)
             self._open_sessions()
             try:
                 self._components.beat()
@@ -161,7 +161,7 @@ class Loop:
         tick_s = policy.daemon.tick_s
         return tick_s if followed or active else max(tick_s, IDLE_TICK_S)
 
-    def _hear_of_links(self) -> None:
+    def _note_links(self) -> None:
         changes = self._components.link_events.changes()
         self._components.ingress_trees.note(changes)
         self._links_changed |= self._components.shaped_interfaces.concerned(changes, self._active_policy.policy)
@@ -172,7 +172,7 @@ class Loop:
         made = parts.deciding.decide(policy, between=between, asked=asked)
         decision, sessions = made.decision, self._sessions.sessions
         self._service.answer(decision.credits, sessions)
-        parts.rates.tell(decision.allocation, sessions.values(), interface_of=parts.interface_of, now_s=made.now_s)
+        parts.rates.notify(decision.allocation, sessions.values(), interface_of=parts.interface_of, now_s=made.now_s)
         if parts.recorder is not None:
             parts.recorder.write(
                 now_s=made.now_s,

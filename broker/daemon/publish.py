@@ -150,7 +150,7 @@ class SnapshotBuilder:
 
     def _alarms(self, decision: Decision) -> tuple[Alarm, ...]:
         of_roster = self._shaped_interfaces.alarms()
-        refused = {alarm.subject for alarm in of_roster}  # there, but not to be shaped: that is said instead
+        refused = {alarm.subject for alarm in of_roster}  # there, but not to be shaped: that is shown instead
         single = (
             self._recorder.alarm if self._recorder is not None else None,
             self._earlier.alarm() if self._earlier is not None else None,

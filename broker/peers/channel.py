@@ -80,7 +80,7 @@ class PeerChannel:
         self._warn_of_no_address()
 
     def renew(self, identity: ConfiguredIdentity) -> None:
-        """Be who the renewed certificate says. What was asked is asked again, over connections that are made anew.
+        """Use the renewed certificate. What was asked is asked again, over connections that are made anew.
 
         Raises:
             ConfigurationError: the address cannot be bound any more; nobody is reached.
@@ -145,7 +145,7 @@ class PeerChannel:
         return dict.fromkeys(found, BrokerThere.NO) if self._failed else found
 
     def held(self) -> Mapping[str, HoldOutcome]:
-        """Address to what the broker there said to our hold, as long as that is in force."""
+        """Address to what the broker there granted to our hold, as long as that is in force."""
         self._take()
         return self._asking.held(now_s=self._clock())
 
@@ -196,7 +196,7 @@ class PeerChannel:
                     self._parted(event, now_s)
                 case Received():
                     self._reading.done(event.operation)
-                    self._heard(event, now_s)
+                    self._received(event, now_s)
                 case OperationFailed():
                     self._reading.done(event.operation)
         if taken:
@@ -238,7 +238,7 @@ class PeerChannel:
         connection = self._connections.get(event.connection)
         if connection is not None:
             self._drop(connection, now_s)
-            why = "it said goodbye" if event.error is None else str(event.error)
+            why = "the peer closed it" if event.error is None else str(event.error)
             self._log.info("peer-disconnected", peer=connection.peer, address=connection.address, reason=why)
             return
         dialled = self._attempts.pop(event.attempt, None) if event.attempt is not None else None
@@ -250,7 +250,7 @@ class PeerChannel:
         if error is not None and address is not None:
             self._refusals.note(address, refused, code=error.wire_code, now_s=now_s)
 
-    def _heard(self, event: Received, now_s: float) -> None:
+    def _received(self, event: Received, now_s: float) -> None:
         connection = self._connections.get(event.connection)
         if connection is None or self._has_moved(connection, self._carrier.measured(), now_s):
             return

@@ -2,7 +2,7 @@
 So is the list of revoked certificates beside the CA's: whoever is on it loses the connection, which is made anew.
 
 Whoever renews writes one file after the other, and may do it while we look: so a change counts when the files have
-stayed as they are from one look to the next. A pair that cannot be used changes nothing; the alarm says why.
+stayed as they are from one look to the next. A pair that cannot be used changes nothing; the alarm has the reason.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ class PeerStatus(Struct, frozen=True):
     """One broker, or one address at which none could be reached.
 
     `peer` is the name in its certificate, empty as long as nobody answered. `state` is `connected`, `dialling`, or why
-    there is no connection. `leases` counts those that it has of us; `asked` says whether we have one of it.
+    there is no connection. `leases` counts those that it has of us; `asked` is whether we have one of it.
     """
 
     address: str

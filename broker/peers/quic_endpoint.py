@@ -1,7 +1,7 @@
 """The engine as brokers use it: one endpoint that listens and dials, one kind of message, events in a queue.
 
 Events come in the engine's thread, which only queues them and wakes the daemon's loop. An engine that has ended by
-itself makes every call here come to nothing; `failed` says so.
+itself makes every call here come to nothing; `failed` is true then.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from transport.wire.header import Header, Kind
 GROUP = "broker"
 """Of the match key, which is the same for all messages of the protocol."""
 MESSAGE_VALID_S = 2.0
-"""A message that could not be sent for so long says what is over."""
+"""A message that could not be sent for so long is out of date."""
 HANDSHAKE_S = 4.0
 """Where nobody answers within this there is no broker: five times the round trip of a satellite, lost packets too."""
 SETTINGS = EngineSettings(
@@ -51,7 +51,7 @@ SETTINGS = EngineSettings(
 """The bounds of docs/reference/broker-protocol.md. 32 streams are more than are read of a peer at once; every path
 takes 1200 bytes."""
 _KEY = Header(kind=Kind.CONTROL, group=GROUP).key
-_HEARD = (ConnectionUp, ConnectionDown, Received, OperationFailed)
+_REPORTED = (ConnectionUp, ConnectionDown, Received, OperationFailed)
 
 
 def load_engine(engine: str) -> None:
@@ -152,7 +152,7 @@ class QuicEndpoint:
         return None
 
     def disconnect(self, connection: int, code: WireCode, reason: str) -> None:
-        """Close a connection and say why."""
+        """Close a connection, with the reason for the peer."""
         with suppress(MisuseError):
             self._engine.disconnect(connection, wire_code=code, reason=reason)
 
@@ -170,9 +170,9 @@ class QuicEndpoint:
 
     def _start(self, engine: str, waiting: deque[Event]) -> Engine:
         def on_events(events: Sequence[Event]) -> None:
-            heard = [event for event in events if isinstance(event, _HEARD)]
-            if heard:
-                waiting.extend(heard)
+            reported = [event for event in events if isinstance(event, _REPORTED)]
+            if reported:
+                waiting.extend(reported)
                 self._wake()
 
         try:

@@ -60,7 +60,7 @@ class WatchdogClient:
         self._sock: socket.socket | None = None
         self._state = State.GONE
         self._reopened = self._was_busy = False
-        self._sequence = self._heard = self._seen = 0
+        self._sequence = self._acknowledged = self._seen = 0
         self._beat_s: float | None = None
         self._unanswered_s: float | None = None
         self._starts = self._openings = 0
@@ -110,7 +110,7 @@ class WatchdogClient:
         self._send(busy)
         if gap_s is None or gap_s > ASK_AFTER_S:
             until_s = time.monotonic() + ANSWER_S
-            while self._sock is not None and self._heard < self._sequence and time.monotonic() < until_s:
+            while self._sock is not None and self._acknowledged < self._sequence and time.monotonic() < until_s:
                 self._hear(wait_s=max(0.001, until_s - time.monotonic()))
         if self._unanswered_s is not None and now_s - self._unanswered_s > DEAF_S:
             self._lost(f"has not answered for {DEAF_S:g} s")
@@ -196,7 +196,7 @@ class WatchdogClient:
         if self._state is State.STARTING and self._starts > 1:
             self._log.info("watchdog-restored")
         self._state = State.WATCHING
-        self._heard, self._unanswered_s = int(sequence), None
+        self._acknowledged, self._unanswered_s = int(sequence), None
         if int(opened) != self._seen:
             self._openings += int(opened) - self._seen
             self._seen, self._reopened = int(opened), True

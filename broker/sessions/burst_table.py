@@ -48,8 +48,9 @@ class BurstTable:
     def announce(
         self, session: str, burst: Announce, *, uid: int, now_s: float, interface_of: Callable[[str], str | None]
     ) -> Mapping[str, int]:
-        """Enter one burst, or add to it: who says a step again has more of it than he thought. Of too many of a session
-        or a user, the oldest gives way.
+        """Enter one burst, or add to it: a step that is announced again has so much more.
+
+        Of too many of a session or a user, the oldest gives way.
 
         Args:
             uid: whose session it is.

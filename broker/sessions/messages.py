@@ -2,7 +2,7 @@
 
 `docs/reference/broker-api.md` is the specification. The types are the check: `read` gives a message whose every field
 has its type and is within its bounds, or the error to answer with. Names are made printable: they are shown and
-logged. Unknown keys are ignored, so that a newer client can say more.
+logged. Unknown keys are ignored, so that a newer client can send more.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class AnnounceEnd(_Message, frozen=True, kw_only=True, tag="burst-end"):
 class Declare(_Message, frozen=True, kw_only=True, tag="need"):
     """What a storage program has to do: its backlog, seconds until it has to be done, objects with too few copies.
 
-    `bytes_by_destination` is the backlog by address, where the program says it; else empty. A backlog of 0 ends the
+    `bytes_by_destination` is the backlog by address, where the program declares it; else empty. A backlog of 0 ends the
     need.
     """
 

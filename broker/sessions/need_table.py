@@ -1,7 +1,7 @@
 """What storage programs declare now, by session, and through which interface it goes.
 
-A need is kept until its program declares a backlog of 0, its session is gone, or it was not said again for `NEED_S`: a
-program that hangs needs nothing.
+A need is kept until its program declares a backlog of 0, its session is gone, or it was not declared again for
+`NEED_S`: a program that hangs needs nothing.
 """
 
 from __future__ import annotations

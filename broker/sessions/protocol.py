@@ -90,7 +90,7 @@ class SessionProtocol:
             self.phase, self.hello = Phase.OPEN, message
             return (message, Welcome(v=VERSION, session=self.name, host=self.host))
         if isinstance(message, Bye):
-            return self._end("", "the client said goodbye")
+            return self._end("", "the client sent bye")
         if isinstance(message, Register):
             return self._register(message, descriptors)
         return (message,)

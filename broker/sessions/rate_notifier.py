@@ -30,7 +30,7 @@ class RateNotifier:
         self._flows = flows
         self._reported: dict[tuple[str, str], tuple[int | None, float]] = {}
 
-    def tell(
+    def notify(
         self,
         allocation: Allocation,
         sessions: Iterable[Session],

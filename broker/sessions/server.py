@@ -358,8 +358,8 @@ class SessionServer:
         self._service.gone(session)
 
     def _hang_up(self, session: Session) -> None:
-        """End a connection so that the peer reads what we said last: where packets of his are unread when it is closed,
-        he is told ECONNRESET first. What carries descriptors is left unread: they would become ours to close."""
+        """End a connection so that the peer reads our last answer: where packets of his are unread when it is closed,
+        he gets ECONNRESET first. What carries descriptors is left unread: they would become ours to close."""
         sock = session.sock
         with contextlib.suppress(OSError):  # he has gone, or nothing more is there
             sock.shutdown(socket.SHUT_RDWR)

@@ -46,7 +46,7 @@ USERS_MAX = 256
 
 _FOREIGN = (
     "a socket of another network namespace: its class ends at a veth, where the broker's rules on addresses, ports and "
-    "DSCP count, and what arrives at it is told by these alone"
+    "DSCP count, and they alone classify what arrives at it"
 )
 
 

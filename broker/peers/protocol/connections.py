@@ -1,6 +1,6 @@
 """The connections that are up, and which of them may go. No input or output, no clock.
 
-A peer is the name in its certificate; nothing that it says of itself gives it more room. The engine refuses a peer's
+A peer is the name in its certificate; no claim of its own gives it more room. The engine refuses a peer's
 ninth connection (`transport.engine.admission`). Where the table is full a newcomer is let in if
 - another peer has at least two more connections than the newcomer's: one of those that have most loses one, or
 - it is the first of its peer, and there is one that nobody needs.

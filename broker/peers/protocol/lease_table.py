@@ -5,10 +5,10 @@ Rules
   class; a further ask for the same replaces it. It ends by itself at most `LEASE_S_MAX` after the latest ask.
 - Numbers grow: an ask or a release whose number is not above all before it, from that peer and address, is stale. It
   was overtaken on its way, or somebody repeats it. Numbers are of one start of the peer's broker (its run); those of
-  an earlier run are stale as soon as a later one has said hello.
+  an earlier run are stale as soon as a later one has sent its hello.
 - At most `PEERS_MAX` peers hold leases at once.
 - Each change may have us decide at once, but no peer more than `SOON_PER_S` times a second, nor all together more than
-  `SOON_OF_ALL_PER_S`: what changes beyond that is heard at the next tick.
+  `SOON_OF_ALL_PER_S`: what changes beyond that is reported at the next tick.
 
 No input or output, no clock: times come in as seconds of one monotonic clock.
 """
@@ -120,7 +120,7 @@ class LeaseTable:
         )
 
     def _note_change(self, peer: str, now_s: float) -> None:
-        if self.changed:  # heard with what changed before it
+        if self.changed:  # reported with what changed before it
             return
         self.changed = self._soon.take(peer, now_s=now_s) and self._soon_of_all.take(now_s=now_s)
 

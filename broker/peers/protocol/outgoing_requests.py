@@ -7,7 +7,7 @@ Rules
 - Where nobody answers, the next attempt waits: 1 s, twice as long each time, at most `RETRY_S_MAX`.
 - At most `ASKS_PER_S` an address, so that a peer never has to hold us back.
 
-No input or output, no clock, no threads: the channel tells what happened and does what comes out.
+No input or output, no clock, no threads: the channel reports events and performs what is returned.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class HoldRequests:
         contact.reached, contact.dialling, contact.refused = True, False, ""
 
     def failed(self, address: str, *, refused: str = "", now_s: float) -> None:
-        """An attempt came to nothing; `refused` says why where somebody answered who is not to be talked to."""
+        """An attempt came to nothing; `refused` is the reason where who answered is no broker to ask."""
         contact = self._contact(address, now_s=now_s)
         contact.dialling = False
         contact.refused = refused
@@ -161,7 +161,7 @@ class HoldRequests:
                 held.asked = held.verdict = None
 
     def start_afresh(self) -> None:
-        """Everybody may be dialled at once: what went wrong before says nothing about another certificate."""
+        """Everybody may be dialled at once: earlier failures belong to another certificate."""
         for contact in self._contacts.values():
             contact.dialling, contact.refused, contact.failures, contact.retry_at_s = False, "", 0, 0.0
 
@@ -184,7 +184,7 @@ class HoldRequests:
         return out
 
     def answered(self, address: str, peer: str, answer: Answer, *, now_s: float) -> None:
-        """A broker says what came of an ask. Answers to what was not asked there are ignored."""
+        """A broker has answered an ask. Answers to what was not asked there are ignored."""
         for (at, _), held in self._held.items():
             newest = held.verdict.number if held.verdict is not None else held.first_number
             if answer.reason.code == Refusal.STALE and answer.number < held.number:

@@ -1,4 +1,4 @@
-"""Which verdicts are worth an answer: each ask gets one, and whoever holds a lease hears when its rate changes.
+"""Which verdicts are worth an answer: each ask gets one, and whoever holds a lease is notified when its rate changes.
 
 No input or output, no clock.
 """

@@ -2,8 +2,8 @@
 
 Three of them: an ask (hold a class back towards me), its answer, and a release. Durations are whole milliseconds,
 never points in time: hosts' clocks differ. Rates are whole bits per second on the wire. Who asks, and towards which
-address, is not in a message: the connection says that. Keys that this side does not know are ignored, and so are
-messages of an unknown type, so that a newer peer can say more. docs/reference/broker-protocol.md fixes every number in
+address, is not in a message: it is that of the connection. Keys that this side does not know are ignored, and so are
+messages of an unknown type, so that a newer peer can send more. docs/reference/broker-protocol.md fixes every number in
 here.
 """
 

@@ -162,7 +162,7 @@ def test_a_connection_that_nobody_needs_is_closed_by_who_dialled(both: tuple[Bro
     a.reach = []
     a.later_s = 4 * IDLE_S
     until(lambda: not a.connections() and not b.connections(), a, b)
-    assert b.log.reasons("peer-disconnected") == ["it said goodbye"]
+    assert b.log.reasons("peer-disconnected") == ["the peer closed it"]
 
 
 @over(*EACH)

@@ -71,9 +71,9 @@ class Host:
         one = ConnectionReport(peer=Endpoint(peer, 4242), delivered_bytes=delivered)
         self.flows.report(session.name, [one], now_s=self.now_s)
 
-    def tell(self, *, later_s: float = 0.0) -> None:
+    def notify(self, *, later_s: float = 0.0) -> None:
         self.now_s += later_s
-        self.book.tell(
+        self.book.notify(
             self.allocation,
             self.sessions,  # type: ignore[arg-type]
             interface_of=lambda address: "eth0" if address.startswith("10.") else None,
@@ -88,15 +88,15 @@ def rates(session: Someone) -> list[int | None]:
 def test_a_session_is_told_once_its_peers_are_known_and_again_once_a_second() -> None:
     one = Someone("s-1")
     host = Host(one)
-    host.tell()
+    host.notify()
     assert one.reported == []
     host.report(one, 0)
-    host.tell()
+    host.notify()
     assert one.reported == [RateNotice(traffic_class="compute", rate_bits_per_s=CAPACITY, valid_s=VALID_S)]
-    host.tell(later_s=0.5)
+    host.notify(later_s=0.5)
     assert len(one.reported) == 1
     assert one.reported_bits_per_s == {"compute": CAPACITY}, "what the status shows of it"
-    host.tell(later_s=REPEAT_S)
+    host.notify(later_s=REPEAT_S)
     assert rates(one) == [CAPACITY, CAPACITY]
     assert VALID_S > 2 * REPEAT_S
 
@@ -105,7 +105,7 @@ def test_who_did_not_ask_is_told_nothing() -> None:
     one = Someone("s-1", rates=False)
     host = Host(one)
     host.report(one, 0)
-    host.tell()
+    host.notify()
     assert one.reported == []
 
 
@@ -116,17 +116,17 @@ def test_those_who_send_divide_the_offer_and_the_silent_have_no_part() -> None:
         for session in (one, two):
             host.report(session, step * SENDS_BYTES)
         host.report(silent, 0)
-    host.tell()
+    host.notify()
     assert rates(one)[-1] == rates(two)[-1] == CAPACITY // 2
     assert rates(silent)[-1] == CAPACITY // 3  # what it would have if it began
     host.report(one, 10 * SENDS_BYTES)
     host.now_s += SENDS_S
     host.report(one, 20 * SENDS_BYTES)
-    host.tell(later_s=0.1)
+    host.notify(later_s=0.1)
     assert rates(one)[-1] == CAPACITY
     host.flows.forget("s-2")
     host.sessions = (one, silent)
-    host.tell(later_s=0.1)
+    host.notify(later_s=0.1)
     assert rates(one)[-1] == CAPACITY
 
 
@@ -136,7 +136,7 @@ def tell_senders(*sessions: Someone) -> None:
     for step in range(2):
         for session in sessions:
             host.report(session, step * SENDS_BYTES)
-    host.tell()
+    host.notify()
 
 
 @pytest.mark.parametrize(("job", "uid"), [("k", 0), ("j", 1)])
@@ -159,8 +159,8 @@ def test_where_a_peer_is_reached_another_way_no_single_rate_is_true(peer: str) -
     one = Someone("s-1")
     host = Host(one)
     host.report(one, 0)
-    host.tell()
+    host.notify()
     host.report(one, 0, peer=peer)
-    host.tell(later_s=0.1)
-    host.tell(later_s=0.1)
+    host.notify(later_s=0.1)
+    host.notify(later_s=0.1)
     assert rates(one) == [CAPACITY, None]
