@@ -23,7 +23,7 @@ from integrations.torch_backend.collectives import Collectives
 from integrations.torch_backend.errors import as_torch_error
 from integrations.torch_backend.operations import Tensors
 from integrations.torch_backend.overloads import Overloads
-from integrations.torch_backend.reduce_op import reduction_of
+from integrations.torch_backend.reduce_op import reduction_of, scale, scaled
 from integrations.torch_backend.work import HiveWork, uncompiled
 
 P = ParamSpec("P")
@@ -52,7 +52,8 @@ def called_as(*forms: str) -> Callable[[Method[P, R]], Callable[..., R]]:
 
         @functools.wraps(method)
         def wrapper(self: Methods, /, *args: Any, **kwargs: Any) -> R:
-            return method(self, *overloads.arguments(args, kwargs))  # type: ignore[call-arg]  # found at run time
+            result: R = self.run(method, overloads.arguments(args, kwargs))
+            return result
 
         return raising_torch_errors(wrapper)
 
@@ -79,7 +80,8 @@ def collective(*forms: str, coalesced: bool = False) -> Callable[[Method[P, Hive
                     count = next((len(one) for one in (*kwargs.values(), *args[::-1]) if isinstance(one, Sequence)), 1)
                 arguments = overloads.arguments(args, kwargs)
                 count = len(arguments[-2]) if coalesced else 1
-                return method(self, *arguments)  # type: ignore[call-arg]  # found at run time
+                work: HiveWork = self.run(method, arguments)
+                return work
             except Exception as error:
                 self.collectives.give_up(method.__name__, error, since=since, count=count)
                 raise
@@ -94,6 +96,10 @@ class Methods:
 
     collectives: Collectives
 
+    def run(self, method: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+        """Carry out a call whose arguments have been brought to the method's own form."""
+        return method(self, *arguments)
+
     @collective(
         "tensors: [T], opts: AllreduceOptions",
         "tensors: [T], op: ReduceOp, timeout: timedelta",
@@ -103,6 +109,8 @@ class Methods:
         op, factor = reduction_of(opts.reduceOp)
         tensor = _only(tensors)
         if tensor.layout is torch.sparse_coo:
+            if factor is not None:
+                raise MisuseError("a sparse all-reduce takes no PREMUL_SUM")
             return sparse_allreduce.allreduce(self.collectives, tensors, op, timeout_s=_timeout_s(opts))
         return self.collectives.allreduce(tensors, op, factor=factor, timeout_s=_timeout_s(opts))
 
@@ -119,11 +127,10 @@ class Methods:
     def reduce(self, tensors: Tensors, opts: Any) -> HiveWork:
         op, factor = reduction_of(opts.reduceOp)
         tensor = _only(tensors)
-        if factor is not None:
-            tensor = tensor.detach() * factor  # the tensors of other ranks than the root stay as they are
-            if self.collectives.group.rank == opts.rootRank:
-                _only(tensors).detach().copy_(tensor)
-                tensor = _only(tensors)
+        if factor is not None and self.collectives.group.rank == opts.rootRank:
+            scale(tensor, factor)
+        else:
+            tensor = scaled(tensor, factor)  # those of other ranks than the root stay as they are
         return self.collectives.reduce(tensor, opts.rootRank, op, timeout_s=_timeout_s(opts))
 
     @collective(
@@ -161,21 +168,21 @@ class Methods:
     )
     def reduce_scatter(self, output_tensors: Tensors, input_tensors: Sequence[Tensors], opts: Any) -> HiveWork:
         op, factor = reduction_of(opts.reduceOp)
-        inputs = [_times(tensor, factor) for tensor in _only_list(input_tensors)]
+        inputs = [scaled(tensor, factor) for tensor in _only_list(input_tensors)]
         return self.collectives.reduce_scatter([_only(output_tensors)], [inputs], op, timeout_s=_timeout_s(opts))
 
     @collective("outputTensor: T, inputTensor: T, opts: ReduceScatterOptions")
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> HiveWork:
         op, factor = reduction_of(opts.reduceOp)
-        return self.collectives.reduce_scatter_single([output], [_times(input, factor)], op, timeout_s=_timeout_s(opts))
+        return self.collectives.reduce_scatter_single([output], [scaled(input, factor)], op, timeout_s=_timeout_s(opts))
 
     _reduce_scatter_base = reduce_scatter_single
 
     @collective("outputs: [T], inputs: [T], opts: ReduceScatterOptions", coalesced=True)
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> HiveWork:
         op, factor = reduction_of(opts.reduceOp)
-        scaled = [_times(tensor, factor) for tensor in inputs]
-        return self.collectives.reduce_scatter_single(outputs, scaled, op, timeout_s=_timeout_s(opts))
+        sources = [scaled(tensor, factor) for tensor in inputs]
+        return self.collectives.reduce_scatter_single(outputs, sources, op, timeout_s=_timeout_s(opts))
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
@@ -186,6 +193,15 @@ class Methods:
     def gather(self, output_tensors: Sequence[Tensors], input_tensors: Tensors, opts: Any) -> HiveWork:
         outputs = _only_list(output_tensors) if output_tensors else []
         return self.collectives.gather(outputs, _only(input_tensors), opts.rootRank, timeout_s=_timeout_s(opts))
+
+    @collective("output: T, input: T, opts: GatherOptions")
+    def gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> HiveWork:
+        """`gather` into one tensor; off the root, `output` is a placeholder."""
+        if opts.rootRank != self.collectives.group.rank:
+            return self.gather([], [input], opts)
+        return self.gather([self.collectives.equal_parts("gather", output, input)], [input], opts)
+
+    gather_into_tensor = gather_single
 
     @collective(
         "output_tensors: [T], input_tensors: [[T]], opts: ScatterOptions",
@@ -252,6 +268,23 @@ class Methods:
     def shutdown(self) -> None:
         self.collectives.close()
 
+    def register_abort_hook(self, hook_id: int, hook: Callable[[], None]) -> None:
+        """Call `hook` before an abort, and whenever an operation has failed. It may be called more than once."""
+        self.collectives.abort_hooks[hook_id] = hook
+
+    def unregister_abort_hook(self, hook_id: int) -> None:
+        self.collectives.abort_hooks.pop(hook_id, None)
+
+    def _start_coalescing(self, device: torch.device | None = None) -> None:
+        self.collectives.start_coalescing()
+
+    @raising_torch_errors
+    def _end_coalescing(self, device: torch.device | None = None) -> HiveWork:
+        return self.collectives.end_coalescing()
+
+    def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
+        self.collectives.add_ephemeral_timeout(timeout.total_seconds())
+
     def set_timeout(self, timeout: timedelta) -> None:
         self.collectives.timeout_s = timeout.total_seconds()
 
@@ -288,9 +321,3 @@ def _seconds(timeout: Any) -> float | None:
         return None
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
     return seconds if seconds >= 0 else None
-
-
-def _times(tensor: torch.Tensor, factor: float | torch.Tensor | None) -> torch.Tensor:
-    if factor is None:
-        return tensor
-    return tensor.detach() * (factor if isinstance(factor, float | int) else factor.to(tensor.device))

@@ -14,6 +14,7 @@ import torch
 import transport
 from hive_qos.errors import MisuseError
 from integrations.torch_backend.operations import Operations, Tensors
+from integrations.torch_backend.reduce_op import check_factor, scale
 from integrations.torch_backend.staging import Staged
 from integrations.torch_backend.work import HiveWork
 from transport.collectives import calls
@@ -33,7 +34,9 @@ class Collectives(Operations):
         """Reduce each tensor in place, over all ranks. `factor` multiplies this rank's values first."""
         if factor is not None:
             for tensor in tensors:
-                tensor.detach().mul_(factor if isinstance(factor, float | int) else factor.to(tensor.device))
+                check_factor(tensor)
+            for tensor in tensors:
+                scale(tensor, factor)
         staged = [Staged(tensor, read=True, write=True) for tensor in tensors]
         return self.launch(
             "all-reduce",
@@ -222,10 +225,12 @@ class Collectives(Operations):
     def send(self, tensor: torch.Tensor, peer: int, tag: int) -> HiveWork:
         """Send to a rank of this group, which receives with the same tag."""
         staged = _source(tensor)
+        asked = self.options.priority
+        priority = transport.Priority.ACTIVATION if asked is None else asked
         return self.launch(
             f"send to rank {peer}",
             [staged],
-            lambda limit_s: self.group.send(staged.memory, peer, tag, timeout_s=limit_s),
+            lambda limit_s: self.group.send(staged.memory, peer, tag, timeout_s=limit_s, priority=priority),
             result=[],
         )
 
@@ -238,6 +243,17 @@ class Collectives(Operations):
             lambda limit_s: self.group.recv(staged.memory, peer, tag, timeout_s=limit_s),
             result=[tensor],
         )
+
+    def equal_parts(self, what: str, large: torch.Tensor, small: torch.Tensor) -> list[torch.Tensor]:
+        """A contiguous tensor as `size` views of `small`'s shape.
+
+        Raises:
+            MisuseError: it is not `size` times as large, or not contiguous.
+        """
+        self._check_times_size(what, large=large, small=small)
+        if not large.is_contiguous():
+            raise MisuseError(f"{what}: the output has to be contiguous")
+        return list(large.detach().view(self.group.size, *small.shape))
 
     def _parts(self, staged: Staged) -> list[torch.Tensor]:
         """A flat tensor cut into `size` equal parts."""

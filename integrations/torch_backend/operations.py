@@ -11,15 +11,18 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Sequence
+from typing import Self
 
+import structlog
 import torch
 
 import transport
-from hive_qos.errors import MisuseError
+from hive_qos.errors import CancelledError, HiveError, MisuseError, TimedOutError
 from integrations.torch_backend.completion_threads import CompletionThreads, FirstInFirstOut
+from integrations.torch_backend.options import GroupOptions
 from integrations.torch_backend.staging import Staged, finish_all, until_all_ready
 from integrations.torch_backend.work import HiveWork
-from integrations.torch_backend.world import World
+from integrations.torch_backend.world import World, group_name_of
 from transport.collectives import calls
 
 Tensors = Sequence[torch.Tensor]
@@ -27,7 +30,23 @@ Places = tuple[int, int | None]
 StartMessage = Callable[[float], transport.Work]
 """Starts a message at the transport, given its timeout in seconds."""
 
+_log = structlog.get_logger("integrations.torch")
 _threads = CompletionThreads()
+_DEFAULTS = GroupOptions()
+
+
+class _Extension:
+    """More time for the operations from now on, until the first of them has ended."""
+
+    def __init__(self, extra_s: float) -> None:
+        self.extra_s = extra_s
+        self.first: HiveWork | None = None
+
+
+class _Region(threading.local):
+    """The works of a thread's coalescing region; None outside of one."""
+
+    works: list[HiveWork] | None = None
 
 
 class Operations:
@@ -37,17 +56,25 @@ class Operations:
         world: the connections under it.
         group: its ranks at the transport, lent by `world`.
         timeout_s: default of an operation.
+        options: what `pg_options` said.
     """
 
-    def __init__(self, world: World, group: transport.Group, *, timeout_s: float) -> None:
+    def __init__(
+        self, world: World, group: transport.Group, *, timeout_s: float, options: GroupOptions = _DEFAULTS
+    ) -> None:
         self.world = world
         self.group = group
         self.timeout_s = timeout_s
+        self.options = options
+        self.abort_hooks: dict[int, Callable[[], None]] = {}
         self.sequence = 0
         self.on_close: list[Callable[[], None]] = []
         self._order = FirstInFirstOut(_threads)
         self._running: set[HiveWork] = set()
         self._numbers = itertools.count(1)
+        self._extensions: list[_Extension] = []
+        self._region = _Region()
+        self._error: BaseException | None = None
         self._monitored_barriers = itertools.count(1)
         self._closed = threading.Lock()  # never waited for: taken once, by whoever closes first
 
@@ -87,12 +114,66 @@ class Operations:
 
         self._order.start(tell, until_ready=None, late=tell, failed=lambda _error: None)
 
+    def add_ephemeral_timeout(self, extra_s: float) -> None:
+        """Give the operations from now on so much more time each, until the first of them has ended. Calls add up."""
+        self._extensions.append(_Extension(extra_s))
+
+    def start_coalescing(self) -> None:
+        """From now on, gather this thread's operations for `end_coalescing`. They start at once nevertheless."""
+        self._region.works = []
+
+    def end_coalescing(self) -> HiveWork:
+        """One Work that ends when all operations since `start_coalescing` have, with the first error among them."""
+        works, self._region.works = self._region.works, None
+        if works is None:
+            raise MisuseError("end_coalescing without start_coalescing before it, on this thread")
+
+        def raise_first_error() -> None:
+            for one in works:
+                if (error := one.exception()) is not None:
+                    raise error
+
+        tensors = [tensor for one in works for tensor in one.tensors]
+        together = HiveWork(
+            f"{len(works)} coalesced operations of group {self.group.name}",
+            result=tensors,
+            devices=_gpus_of(tensors),
+            sequence=self.sequence,
+            threads=_threads,
+            finish=raise_first_error,
+        )
+        together.follow([], also=works)
+        return together
+
     # Lifecycle.
+
+    def split(
+        self, group_name: str, ranks: Sequence[int], *, timeout_s: float, options: GroupOptions | None = None
+    ) -> Self:
+        """Some of these ranks as a group of their own, over the same connections.
+
+        Args:
+            group_name: torch's; different from all others.
+            ranks: this group's, in the new one's order; this rank is among them.
+            timeout_s: default of its operations.
+            options: None for this group's.
+        """
+        members = [self.world.ranks[self.group.ranks[rank]] for rank in ranks]
+        group = self.world.lend(group_name_of(group_name), members, timeout_s=timeout_s)
+        return type(self)(self.world, group, timeout_s=timeout_s, options=options or self.options)
+
+    def error_kind(self) -> str:
+        """c10d's word for the last error that has ended an operation here."""
+        kinds = ((TimedOutError, "TIMEOUT"), (CancelledError, "REMOTE_ERROR"))
+        if self._error is None:
+            return "SUCCESS"
+        return next((kind for error, kind in kinds if isinstance(self._error, error)), "COMM_ERROR")
 
     def abort(self, reason: str) -> None:
         """End what is under way with `CancelledError`, here and on the others, and leave."""
         if self._closed.locked():
             return
+        self._call_abort_hooks()
         self.group.abort(reason)
         self.close(timeout_s=1.0)
 
@@ -114,7 +195,7 @@ class Operations:
         result: Tensors,
         timeout_s: float | None = None,
         also: Sequence[HiveWork] = (),
-        priority: transport.Priority = transport.Priority.GRADIENT,
+        priority: transport.Priority | None = None,
         finish: Callable[[], None] | None = None,
     ) -> HiveWork:
         """Start an operation behind those before it.
@@ -127,12 +208,14 @@ class Operations:
             result: what the future gives.
             timeout_s: None for the group's.
             also: works that must have ended before this one ends.
-            priority: of the collectives.
+            priority: of the collectives; None for the group's.
             finish: runs after success in place of bringing received values back to `staged`.
         """
         if os.getpid() != self.world.process:
             raise MisuseError(f"{what}: process group {self.group.name} is the parent's, not this forked child's")
+        extensions = list(self._extensions)
         limit_s = self.timeout_s if timeout_s is None else timeout_s
+        limit_s += sum(extension.extra_s for extension in extensions)
         collective = not callable(start)
         if self._closed.locked():
             raise MisuseError(f"{what}: process group {self.group.name} has been destroyed")
@@ -142,7 +225,7 @@ class Operations:
         work = HiveWork(
             f"{what} {sequence} of group {self.group.name}",
             result=result,
-            devices=tuple({one.tensor.device for one in staged if one.tensor.device.type == "cuda"}),
+            devices=_gpus_of([one.tensor for one in staged]),
             sequence=sequence,
             threads=_threads,
             finish=finish or (lambda: finish_all(staged)),
@@ -152,7 +235,9 @@ class Operations:
             if callable(start):
                 parts = [start(limit_s)]
             else:
-                parts = self.group.start(start, timeout_s=limit_s, priority=priority)
+                asked = self.options.priority if priority is None else priority
+                default = transport.Priority.GRADIENT
+                parts = self.group.start(start, timeout_s=limit_s, priority=default if asked is None else asked)
             work.follow(parts, also=also)
 
         def late() -> None:
@@ -172,5 +257,30 @@ class Operations:
         self._order.start(begin, until_ready=until_ready, late=late, failed=failed)
         if collective:
             self._running.add(work)
-            work.tell(lambda: self._running.discard(work))
+        for extension in extensions:
+            extension.first = extension.first or work
+        if self._region.works is not None:
+            self._region.works.append(work)
+        work.tell(lambda: self._ended(work))
         return work
+
+    def _ended(self, work: HiveWork) -> None:
+        self._running.discard(work)
+        for extension in list(self._extensions):
+            if extension.first is work:
+                self._extensions.remove(extension)
+        error = work.exception()
+        if isinstance(error, HiveError) and not isinstance(error, MisuseError) and not self._closed.locked():
+            self._error = error
+            self._call_abort_hooks()
+
+    def _call_abort_hooks(self) -> None:
+        for hook in list(self.abort_hooks.values()):
+            try:
+                hook()
+            except Exception:  # noqa: BLE001 - the hook's mistake; the operation's error is what counts
+                _log.exception("an abort hook failed", group=self.group.name)
+
+
+def _gpus_of(tensors: Tensors) -> tuple[torch.device, ...]:
+    return tuple({tensor.device for tensor in tensors if tensor.device.type == "cuda"})

@@ -16,7 +16,8 @@ In a mixed group (`cpu:hive,cuda:nccl`) torch 2.15 must keep its own ProcessGrou
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -24,88 +25,28 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from hive_qos.errors import MisuseError
+from integrations.torch_backend import dispatch
+from integrations.torch_backend.backend import NAME, HiveBackend, can_be_subclassed, keep
 from integrations.torch_backend.c10d_methods import Methods, raising_torch_errors
 from integrations.torch_backend.collectives import Collectives
+from integrations.torch_backend.options import GroupOptions
 from integrations.torch_backend.world import group_name_of, world_for
 
-NAME = "hive"
 DEVICES = (torch.device("cpu"), torch.device("cuda"))
 
-# The stubs describe torch's own overloads and properties; a Python subclass answers C++ by other rules (see `_Answer`).
-_Backend: Any = c10d.Backend
+# The stubs describe torch's own overloads and properties; a Python subclass answers C++ by other rules.
 _ProcessGroup: Any = dist.ProcessGroup
-
-
-class _Answer:
-    """A constant that is an attribute to Python and a method to C++.
-
-    torch 2.15 looks these up by name from C++ and calls them; its own defaults are properties that call C++ again,
-    without end. Python code reads the same names as attributes.
-    """
-
-    def __init__(self, value: bool) -> None:
-        self._value = value
-
-    def __bool__(self) -> bool:
-        return self._value
-
-    def __call__(self) -> bool:
-        return self._value
-
-
-class HiveBackend(Methods, _Backend):  # type: ignore[misc]  # Any on purpose, see above
-    """A c10d Backend, which sits in a ProcessGroup. torch 2.15."""
-
-    supports_coalescing = _Answer(False)
-    supports_splitting = _Answer(True)
-    supports_shrinking = _Answer(False)
-    supports_reconfigure = _Answer(False)
-    supports_window = _Answer(False)
-    supports_abort_hooks = _Answer(False)
-    supports_completion_hooks = _Answer(False)
-    _supports_time_estimate = _Answer(False)
-
-    def __init__(self, collectives: Collectives) -> None:
-        _Backend.__init__(self, collectives.group.rank, collectives.group.size)
-        self.collectives = collectives
-        self._options = _Backend.Options(NAME)
-
-    def getBackendName(self) -> str:
-        return NAME
-
-    @property
-    def options(self) -> Any:
-        return self._options
-
-    def get_backend_options(self) -> Any:
-        return self._options
-
-    @raising_torch_errors
-    def split(self, store: Any, ranks: Sequence[int], opts: Any) -> HiveBackend:
-        """A backend of some of this one's ranks, over the same connections."""
-        parent = self.collectives
-        if parent.group.rank not in ranks:  # torch crashes on a None of Python's
-            raise MisuseError(
-                f"rank {parent.group.rank} is in none of the groups that split_group was asked for: in a group of"
-                " several backends give every rank one, or use new_group"
-            )
-        world = parent.world
-        world_ranks = [world.ranks[parent.group.ranks[rank]] for rank in ranks]
-        group = world.lend(group_name_of(opts.group_name), world_ranks, timeout_s=parent.timeout_s)
-        child = HiveBackend(Collectives(world, group, timeout_s=parent.timeout_s))
-        _keep(child)
-        return child
-
-    def perform_nocolor_split(self, device: torch.device) -> None:
-        """What a rank outside of a new group calls where `init_process_group` got a `device_id`; hive needs nothing."""
+_Options: Any = c10d.Backend.Options
 
 
 class HiveProcessGroup(Methods, _ProcessGroup):  # type: ignore[misc]  # Any on purpose, see above
-    """The process group that `init_process_group("hive")` makes."""
+    """The process group that `init_process_group("hive")` makes. `store` is what torch gave it to meet in."""
 
-    def __init__(self, collectives: Collectives) -> None:
+    def __init__(self, collectives: Collectives, store: Any) -> None:
         _ProcessGroup.__init__(self, collectives.group.rank, collectives.group.size)
         self.collectives = collectives
+        self._store = store
+        self._splits = 0
 
     def getBackendName(self) -> str:
         return NAME
@@ -119,30 +60,71 @@ class HiveProcessGroup(Methods, _ProcessGroup):  # type: ignore[misc]  # Any on 
     def rank(self) -> int:
         return int(self.collectives.group.rank)
 
+    def get_group_store(self) -> Any:
+        return self._store
+
+    @property
+    def supports_abort_hooks(self) -> bool:
+        return True
+
+    @raising_torch_errors
+    def split_group(
+        self,
+        ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Sequence[torch.device] | None = None,
+    ) -> HiveProcessGroup | None:
+        """A group of some of these ranks, over the same connections. None on ranks that are not among them.
+
+        Every rank of this group calls it. `opts` is what `pg_options` may be, or a backend's options as torch hands on
+        (those say nothing that hive would not take from this group). All devices are hive's, whatever `device_types`.
+        """
+        parent = self.collectives
+        self._splits += 1
+        if self.rank() not in ranks:
+            return None
+        name = group_name or f"{self.group_name}:split:{self._splits}"
+        child = parent.split(
+            name,
+            ranks,
+            timeout_s=parent.timeout_s if timeout is None else timeout.total_seconds(),
+            options=None if opts is None or isinstance(opts, _Options) else GroupOptions.parse(opts),
+        )
+        group = type(self)(child, c10d.PrefixStore(f"{name}/", self._store))
+        keep(group)
+        group._set_group_name(name)
+        group._set_group_desc(group_desc or f"{self.group_desc}:split:{self._splits}")
+        return group
+
 
 class HiveProcessGroupWithBackend(HiveProcessGroup):
     """The process group on torch 2.15. `device` is what `init_process_group` got as `device_id`."""
 
-    def __init__(self, collectives: Collectives, *, device: torch.device | None) -> None:
-        super().__init__(collectives)
+    def __init__(self, collectives: Collectives, store: Any, *, device: torch.device | None = None) -> None:
+        super().__init__(collectives, store)
         if device is not None:
             self.bound_device_id = device
         backend = HiveBackend(collectives)
         self._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
         for device in DEVICES:
             self._register_backend(device, dist.ProcessGroup.BackendType.CUSTOM, backend)
-        _keep(backend)
+        keep(backend)
 
-    def split_group(self, ranks: Sequence[int], *args: Any, **kwargs: Any) -> Any:
-        """torch's own, but for ranks that are in no new group: they get None, as from Gloo."""
-        return super().split_group(ranks, *args, **kwargs) if self.rank() in ranks else None
+    def run(self, method: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+        """Carry out a call by way of torch's dispatcher, where hooks see it."""
+        if dispatch.takes(method.__name__, arguments):
+            return dispatch.call(self.boxed(), method.__name__, arguments)
+        return super().run(method, arguments)
 
 
 class HiveProcessGroupAlone(HiveProcessGroup):
     """The process group on torch 2.13: nothing is registered in it, and what torch would ask a backend it asks us."""
 
-    def __init__(self, collectives: Collectives) -> None:
-        super().__init__(collectives)
+    def __init__(self, collectives: Collectives, store: Any) -> None:
+        super().__init__(collectives, store)
         self._name = ""
         self._description = "undefined"
 
@@ -177,36 +159,22 @@ class HiveProcessGroupAlone(HiveProcessGroup):
 
     @property
     def supports_splitting(self) -> bool:
-        return False
+        return True
 
     @property
     def supports_coalescing(self) -> bool:
         return False
 
+    @property
+    def options(self) -> Any:
+        """What torch copies for a group that is split off."""
+        return _Options(NAME, timedelta(seconds=self.collectives.timeout_s))
 
-_alive: set[Any] = set()
-_ended: list[Any] = []
-"""Adapters that torch holds from C++ alone: their Python halves must not be collected while their group lives, nor in
-the moment after it in which torch asks ended ones for their names. That is over when the next group is made."""
+    def eager_connect_single_device(self, device: torch.device) -> None:
+        """All ranks are connected already."""
 
-
-def _keep(adapter: Any) -> None:
-    def let_go() -> None:
-        _alive.discard(adapter)
-        _ended.append(adapter)
-
-    _ended.clear()
-    _alive.add(adapter)
-    adapter.collectives.on_close.append(let_go)
-
-
-def backend_can_be_subclassed() -> bool:
-    """Whether this torch lets Python make a Backend (2.15), tried rather than told from its version."""
-    try:
-        _Backend(0, 1)
-    except (TypeError, RuntimeError):
-        return False
-    return True
+    def perform_nocolor_split(self, device: torch.device) -> None:
+        """What a rank outside of a new group calls where `init_process_group` got a `device_id`; hive needs nothing."""
 
 
 def is_mixed() -> bool:
@@ -223,7 +191,7 @@ def is_mixed() -> bool:
 
 
 @raising_torch_errors
-def create(options: Any, _group_options: object = None) -> Any:
+def create(options: Any, group_options: object = None) -> Any:
     """What torch calls for `init_process_group("hive")` and `new_group(backend="hive")`.
 
     Blocks until all ranks have connected when the group is the first with its ranks; at once for a group of ranks that
@@ -234,18 +202,20 @@ def create(options: Any, _group_options: object = None) -> Any:
             "hive groups cannot be reconfigured: leave out enable_reconfigure=True; when a rank is lost, destroy the"
             " group and start again with those who are left"
         )
+    options_of_group = GroupOptions.parse(group_options)
     timeout_s = options.timeout.total_seconds()
     ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
     name = group_name_of(options.group_id)
     world = world_for(options, ranks=ranks, name=name, timeout_s=timeout_s)
-    collectives = Collectives(world, world.lend(name, ranks, timeout_s=timeout_s), timeout_s=timeout_s)
+    group = world.lend(name, ranks, timeout_s=timeout_s)
+    collectives = Collectives(world, group, timeout_s=timeout_s, options=options_of_group)
     adapter: Any
-    if not backend_can_be_subclassed():
-        adapter = HiveProcessGroupAlone(collectives)
+    if not can_be_subclassed():
+        adapter = HiveProcessGroupAlone(collectives, options.store)
     elif is_mixed():
         adapter = HiveBackend(collectives)
     else:
         outer = getattr(options, "process_group", None)
-        adapter = HiveProcessGroupWithBackend(collectives, device=outer and outer.bound_device_id)
-    _keep(adapter)
+        adapter = HiveProcessGroupWithBackend(collectives, options.store, device=outer and outer.bound_device_id)
+    keep(adapter)
     return adapter

@@ -87,7 +87,7 @@ class HiveWork(dist.Work):
     ) -> None:
         super().__init__()
         self.what = what
-        self._result = list(result)
+        self.tensors = list(result)
         self._sequence = sequence
         self._threads = threads
         self._finish = finish
@@ -143,7 +143,7 @@ class HiveWork(dist.Work):
 
     def result(self) -> list[torch.Tensor]:
         self.wait()
-        return self._result
+        return self.tensors
 
     def source_rank(self) -> int:
         """The rank that a finished receive came from, in its group."""
@@ -210,7 +210,7 @@ class HiveWork(dist.Work):
                 self._finish()
             except Exception as error:  # noqa: BLE001 - a copy to a GPU that failed, or a mistake: whoever waits is told
                 outcome.error = error
-        outcome.value = self._result
+        outcome.value = self.tensors
         self._finish = None  # it holds the staging memory
         self._ended.set()
         self._root.set_result(None)

@@ -9,11 +9,11 @@ from typing import Any
 from torch._C import _distributed_c10d as c10d
 
 UNTESTED = {
-    "_end_coalescing": "hive says that it does not support coalescing, and is not asked",
+    "_end_coalescing": "Gloo does not coalesce; see group_checks",
     "reconfigure": "membership of a hive group does not change",
     "allreduce_sparse": "for sparse GPU tensors; `allreduce` takes those of the CPU",
-    "gather_single": "there is none, as with Gloo",
-    "gather_into_tensor": "there is none, as with Gloo",
+    "gather_single": "Gloo has none; see collective_checks",
+    "gather_into_tensor": "Gloo has none; see collective_checks",
 }
 """Methods that start an operation and are left out, with the reason. Whatever is not here has to work."""
 WORK = "c10d::Work"

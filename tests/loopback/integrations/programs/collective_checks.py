@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 
 import torch
@@ -80,6 +81,39 @@ def premultiplied_sums_scale_each_ranks_values(rank: int, size: int) -> None:
     tensor = data(rank, 5)
     dist.all_reduce(tensor, op=dist._make_nccl_premul_sum(0.5))
     same(tensor, everybody(size, 5).sum(0) * 0.5)
+
+
+@check
+def premultiplied_sums_take_floats(rank: int, size: int) -> None:
+    half = dist._make_nccl_premul_sum(torch.tensor([0.5]))
+    part = torch.empty(3)
+    dist.reduce_scatter_tensor(part, data(rank, 3 * size), op=half)
+    same(part, everybody(size, 3 * size).sum(0)[3 * rank : 3 * rank + 3] * 0.5)
+    at_root = data(rank, 4)
+    dist.reduce(at_root, 1, op=half)
+    same(at_root, everybody(size, 4).sum(0) * 0.5 if rank == 1 else data(rank, 4))
+    raises(RuntimeError, lambda: dist.all_reduce(torch.ones(2, dtype=torch.int32), op=half), "[misuse]")
+    mixed = [torch.ones(2), torch.ones(2, dtype=torch.int32)]
+    opts = dist.AllreduceCoalescedOptions()
+    opts.reduceOp = half
+    raises(RuntimeError, lambda: dist.group.WORLD.allreduce_coalesced(mixed, opts), "[misuse]")
+    assert mixed[0].eq(1).all()
+
+
+@check
+def gather_into_one_tensor(rank: int, size: int) -> None:
+    if not hasattr(dist, "gather_single"):
+        return  # torch 2.15 has it first
+    whole = torch.empty(2 * size, 3) if rank == 1 else None
+    dist.gather_single(data(rank, 2, 3), whole, dst=1)
+    if whole is not None:
+        same(whole, everybody(size, 2, 3).flatten(0, 1))
+    if rank == 0:
+        small = torch.empty(2 * size - 1, 3)
+        raises(RuntimeError, lambda: dist.gather_single(data(rank, 2, 3), small, dst=0), "[misuse]")
+    else:
+        with contextlib.suppress(RuntimeError):  # it may have sent what it has before it learns of the mistake
+            dist.gather_single(data(rank, 2, 3), None, dst=0)
 
 
 @check

@@ -237,9 +237,113 @@ def holding_the_gil_for_a_while_is_not_a_death(rank: int, size: int) -> None:
 
 
 @check
+def coalesced_calls_are_one_work(rank: int, size: int) -> None:
+    """With a device torch leaves the coalescing to the group."""
+    tensors = [data(rank, 4, seed=number) for number in range(3)]
+    with dist.distributed_c10d._coalescing_manager(device=torch.device("cpu"), async_ops=True) as manager:
+        dist.broadcast(tensors[0], 1)
+        dist.all_reduce(tensors[1], async_op=True)
+        dist.reduce(tensors[2], 0, async_op=True)
+    assert len(manager.works) <= 2  # torch gathers the all-reduce by itself
+    manager.wait()
+    same(tensors[0], data(1, 4, seed=0))
+    same(tensors[1], everybody(size, 4, seed=1).sum(0))
+    if rank == 0:
+        same(tensors[2], everybody(size, 4, seed=2).sum(0))
+    group: Any = dist.group.WORLD
+    group._start_coalescing(torch.device("cpu"))
+    missing = group.recv([torch.empty(1)], (rank + 1) % size, 77)
+    work = group._end_coalescing(torch.device("cpu"))
+    assert not work.is_completed()
+    dist.send(torch.ones(1), (rank - 1) % size, tag=77)
+    assert work.wait()
+    assert missing.is_completed()
+
+
+@check
+def an_ephemeral_timeout_holds_until_the_first_work_has_ended(rank: int, size: int) -> None:
+    group: Any = dist.new_group(list(range(size)), timeout=timedelta(seconds=1))
+    if not hasattr(group, "_add_ephemeral_timeout"):
+        return
+    for late in (True, False):
+        if late:
+            group._add_ephemeral_timeout(timedelta(seconds=30))
+        if rank == 1:
+            time.sleep(2.5)
+        if late:
+            dist.all_reduce(torch.ones(1), group=group)
+        elif rank != 1:
+            raises(RuntimeError, lambda: dist.all_reduce(torch.ones(1), group=group), "[timed-out]")
+    dist.barrier()
+
+
+@check
+def a_backend_tells_its_last_error(rank: int, size: int) -> None:
+    group: Any = dist.new_group(list(range(size)), timeout=timedelta(seconds=1))
+    backend = group._get_backend(torch.device("cpu"))
+    if not hasattr(backend, "get_error"):
+        return  # torch 2.15 has it first
+    assert backend.get_error().name == "SUCCESS"
+    called: list[int] = []
+    group.register_abort_hook(1, lambda: called.append(1))
+    group.register_abort_hook(2, lambda: called.append(2))
+    group.unregister_abort_hook(2)
+    if rank != 1:
+        raises(RuntimeError, lambda: dist.recv(torch.ones(1), 1, group=group), "[timed-out]")
+        assert backend.get_error().name == "TIMEOUT"
+        assert called == [1]
+    else:
+        assert backend.get_error().name == "SUCCESS"
+        assert not called
+
+
+@check
+def groups_of_several_priorities_agree(rank: int, size: int) -> None:
+    names = ("control", "activation gradient", "activation", "gradient", "bulk")
+    groups = [dist.new_group(list(range(size)), pg_options={"priority": name}) for name in names]
+    tensors = [data(rank, 30_000, seed=number) for number in range(len(groups))]
+    works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor, group in zip(tensors, groups, strict=True)]
+    for number, work in enumerate(works):
+        work.wait()
+        same(tensors[number], everybody(size, 30_000, seed=number).sum(0))
+    for group in groups:
+        received = torch.empty(4)
+        sending = dist.isend(data(rank, 4), (rank + 1) % size, group=group)
+        dist.recv(received, (rank - 1) % size, group=group)
+        sending.wait()
+        same(received, data((rank - 1) % size, 4))
+    raises(RuntimeError, lambda: dist.new_group(list(range(size)), pg_options={"priority": "urgent"}), "[misuse]")
+    raises(RuntimeError, lambda: dist.new_group(list(range(size)), pg_options={"color": 1}), "no option color")
+
+
+@check
+def split_groups_tell_of_completion(rank: int, size: int) -> None:
+    world: Any = dist.group.WORLD
+    group = world.split_group(list(range(size)), timeout=timedelta(seconds=20), opts={"priority": "bulk"})
+    assert group.rank() == rank
+    work = group.allreduce([data(rank, 3)])
+    work.wait()
+    assert work.is_completed()
+    same(work.result()[0], everybody(size, 3).sum(0))
+    again = group.split_group([2, 0])
+    if rank == 1:
+        assert again is None
+    else:
+        assert again.rank() == (0 if rank == 2 else 1)
+        received = torch.empty(1)
+        work = again.recv_anysource([received], 3)
+        again.send([torch.full((1,), float(rank))], 1 - again.rank(), 3).wait()
+        work.wait()
+        assert work.source_rank() == 1 - again.rank()
+        same(received, torch.full((1,), float(2 - rank)))
+        again.shutdown()
+    group.shutdown()
+
+
+@check
 def split_groups_work(rank: int, size: int) -> None:
     if not hasattr(dist.ProcessGroup, "reconfigure"):
-        return  # before torch 2.15 only NCCL groups can be split
+        return  # before torch 2.15 `dist.split_group` asks for a GPU
     group = dist.split_group(split_ranks=[[0, 1], [2]])
     tensor = data(rank, 3)
     dist.all_reduce(tensor, group=group)
@@ -264,6 +368,6 @@ def zz_a_destroyed_group_can_be_made_again(rank: int, size: int) -> None:
         dist.all_reduce(tensor)
         same(tensor, everybody(size, 4).sum(0))
     raises(RuntimeError, lambda: old.allreduce([torch.ones(1)]), "destroyed")
-    from integrations.torch_backend import process_group
+    from integrations.torch_backend import backend
 
-    assert len(process_group._alive) <= 2  # this group and its backend; none of those before
+    assert len(backend._alive) <= 2  # this group and its backend; none of those before

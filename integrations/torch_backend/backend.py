@@ -1,0 +1,135 @@
+"""A c10d Backend in Python, which sits in a ProcessGroup. torch 2.15 lets Python make one, and 2.13 does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch._C import _distributed_c10d as c10d
+
+from hive_qos.errors import MisuseError
+from integrations.torch_backend import dispatch
+from integrations.torch_backend.c10d_methods import Methods, raising_torch_errors
+from integrations.torch_backend.collectives import Collectives
+from integrations.torch_backend.work import HiveWork
+
+NAME = "hive"
+
+# The stubs describe torch's own overloads and properties; a Python subclass answers C++ by other rules (see `Answer`).
+_c10d: Any = c10d
+_Backend: Any = c10d.Backend
+
+
+class Answer:
+    """A constant that is an attribute to Python and a method to C++.
+
+    torch 2.15 looks these up by name from C++ and calls them; its own defaults are properties that call C++ again,
+    without end. Python code reads the same names as attributes.
+    """
+
+    def __init__(self, value: bool) -> None:
+        self._value = value
+
+    def __bool__(self) -> bool:
+        return self._value
+
+    def __call__(self) -> bool:
+        return self._value
+
+
+class HiveBackend(Methods, _Backend):  # type: ignore[misc]  # Any on purpose, see above
+    """A c10d Backend, which sits in a ProcessGroup. torch 2.15."""
+
+    supports_coalescing = Answer(False)  # where it is true, torch batches messages into one Work; Gloo's are several
+    supports_splitting = Answer(True)
+    supports_shrinking = Answer(False)
+    supports_reconfigure = Answer(False)
+    supports_window = Answer(False)
+    supports_abort_hooks = Answer(True)
+    supports_completion_hooks = Answer(False)
+    _supports_time_estimate = Answer(False)
+
+    def __init__(self, collectives: Collectives) -> None:
+        _Backend.__init__(self, collectives.group.rank, collectives.group.size)
+        self.collectives = collectives
+
+    def getBackendName(self) -> str:
+        return NAME
+
+    @property
+    def options(self) -> Any:
+        return _Backend.Options(NAME, timedelta(seconds=self.collectives.timeout_s))
+
+    def get_backend_options(self) -> Any:
+        return self.options
+
+    def run(self, method: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+        """Carry out a call. If it came through a process group of ours, that one gets the Work as it is."""
+        work = super().run(method, arguments)
+        if isinstance(work, HiveWork):
+            dispatch.hand_over(work)
+        return work
+
+    @raising_torch_errors
+    def get_error(self) -> Any:
+        """What kind of error has ended an operation of this group last; SUCCESS where none has."""
+        return getattr(_c10d.ErrorType, self.collectives.error_kind())
+
+    # What C++ calls where the process group is torch's own.
+
+    def registerAbortHook(self, hook_id: int, hook: Callable[[], None]) -> None:
+        self.register_abort_hook(hook_id, hook)
+
+    def unregisterAbortHook(self, hook_id: int) -> None:
+        self.unregister_abort_hook(hook_id)
+
+    def start_coalescing(self) -> None:
+        self.collectives.start_coalescing()
+
+    def end_coalescing(self) -> HiveWork:
+        return self.collectives.end_coalescing()
+
+    @raising_torch_errors
+    def split(self, store: Any, ranks: Sequence[int], opts: Any) -> HiveBackend:
+        """A backend of some of this one's ranks, over the same connections. torch's own ProcessGroup calls it."""
+        parent = self.collectives
+        if parent.group.rank not in ranks:  # torch crashes on a None of Python's
+            raise MisuseError(
+                f"rank {parent.group.rank} is in none of the groups that split_group was asked for: in a group of"
+                " several backends give every rank one, or use new_group"
+            )
+        child = HiveBackend(parent.split(opts.group_name, ranks, timeout_s=opts._timeout.total_seconds()))
+        keep(child)
+        return child
+
+    def perform_nocolor_split(self, device: torch.device) -> None:
+        """What a rank outside of a new group calls where `init_process_group` got a `device_id`; hive needs nothing."""
+
+
+_alive: set[Any] = set()
+_ended: list[Any] = []
+"""Adapters that torch holds from C++ alone: their Python halves must not be collected while their group lives, nor in
+the moment after it in which torch asks ended ones for their names. That is over when the next group is made."""
+
+
+def keep(adapter: Any) -> None:
+    """Keep a backend or process group until its group has ended."""
+
+    def let_go() -> None:
+        _alive.discard(adapter)
+        _ended.append(adapter)
+
+    _ended.clear()
+    _alive.add(adapter)
+    adapter.collectives.on_close.append(let_go)
+
+
+def can_be_subclassed() -> bool:
+    """Whether this torch lets Python make a Backend (2.15), tried rather than told from its version."""
+    try:
+        _Backend(0, 1)
+    except (TypeError, RuntimeError):
+        return False
+    return True
