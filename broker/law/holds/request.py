@@ -50,8 +50,6 @@ PEAK_LOW, PEAK_ROOM = 0.5, 1.15
 for the job to become 15 % faster from burst to burst."""
 STORED_MIN = 0.05
 """Storage below this part of our rate disturbs no other class, so it causes no reading between ticks."""
-LONG_S = 2.0
-"""After this time an unannounced burst has shown its rate; a lease is no longer than that."""
 LEASE_S = 0.9
 """The length of a lease: if our daemon ends, senders are free again before a second has passed."""
 BROKERLESS_S = 60.0
@@ -265,8 +263,8 @@ def _unused_by(
     it drops has already passed the link and made a queue there, which training's sender attributes to itself.
     """
     others = inbound.others_bits_per_s(state)
-    long_s = LONG_S if coming[0].uid == detector.USER else math.inf if in_kernel else START_S
-    if all(now_s - burst.started_s >= long_s for burst in coming):
+    announced = coming[0].uid != detector.USER
+    if all(now_s - burst.started_s >= START_S for burst in coming) and not (in_kernel and announced):
         peak = max(burst.peak_bits_per_s for burst in coming)  # each one's peak is that of all together
         return max(0, int(rate - PEAK_ROOM * peak - others))
     return _never_used(sorted({tracker.owner(burst) for burst in coming}), state, rate)
