@@ -7,8 +7,10 @@ Inbound, it is what arrives beside storage (`broker.law.bursts.inbound`). So eac
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
+from broker.law.inbound_state import InboundBurstState, InboundJobState
+from broker.law.state import BurstState, JobState
 from broker.model.values import Burst
 
 JOBS_MAX, JOBS_PER_USER_MAX = 256, 16
@@ -16,33 +18,18 @@ BURSTS_MAX, BURSTS_PER_USER_MAX = 256, 16
 """Jobs and bursts at one interface, and of one user: a host runs a handful. Beyond that a user's own oldest jobs are
 forgotten, so that no user displaces another's."""
 
-
-class _OfUser(Protocol):
-    @property
-    def uid(self) -> int: ...
-
-
-class _OfJob(_OfUser, Protocol):
-    @property
-    def job(self) -> str: ...
+Record = BurstState | InboundBurstState
+OfBurst = TypeVar("OfBurst", BurstState, InboundBurstState)
+OfJob = TypeVar("OfJob", JobState, InboundJobState)
+OfUser = TypeVar("OfUser", Burst, JobState, InboundJobState)
 
 
-class _OfBurst(_OfJob, Protocol):
-    @property
-    def step(self) -> int: ...
-
-
-OfUser = TypeVar("OfUser", bound=_OfUser)
-OfJob = TypeVar("OfJob", bound=_OfJob)
-OfBurst = TypeVar("OfBurst", bound=_OfBurst)
-
-
-def owner(entry: _OfJob) -> tuple[int, str]:
+def owner(entry: Burst | Record | JobState | InboundJobState) -> tuple[int, str]:
     """The job of an entry: names are a user's own."""
     return entry.uid, entry.job
 
 
-def identity(entry: _OfBurst) -> tuple[int, str, int]:
+def identity(entry: Burst | Record) -> tuple[int, str, int]:
     """What tells two bursts apart."""
     return entry.uid, entry.job, entry.step
 
