@@ -6,6 +6,10 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 
+Figures = dict[str, float]
+"""By name. What ends in `_s`, `_ms` or `_most` is the better the lower it is, every other the higher."""
+DRAINING, FOLLOWED, HEADROOM = 0.3, 0.85, 0.95
+"""A drain is half the rate: at least so much of the link counts as followed; a rise does from 0.85 of it on."""
 USED_OVER_S = 2.0
 """What is used is counted over so long, in which a drain of a tick or two does not show."""
 
@@ -51,3 +55,13 @@ def used_from_s(
         if (points[later][1] - size) * 8 < share * rate * (times_s[later] - at_s):
             from_s = times_s[place + 1]
     return from_s - change_s
+
+
+def egress(mbit: float) -> str:
+    """The configuration of a host with one link of a rate."""
+    return f'version = 1\n[[interface]]\nname = "a"\negress = "{mbit:g} Mbit/s"\n'
+
+
+def shift_s(seed: int) -> float:
+    """The link changes at another place of a training step with every seed."""
+    return 0.13 * (seed % 7)

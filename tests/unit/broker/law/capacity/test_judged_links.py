@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from changing_link import Changing
-from judged_links import SCENARIOS, egress
+from judged_links import SCENARIOS
+from link_figures import egress
 from seeds import assert_most, over_seeds
 
 from broker.law.recording import replay
