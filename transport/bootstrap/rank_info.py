@@ -24,7 +24,7 @@ from transport.settings import Settings
 VERSION = 2
 RUN_BYTES = 16
 NAME_BYTES_MAX = 128
-_log = logging.getLogger("transport.identity")
+_log = logging.getLogger("transport.bootstrap.rank_info")
 
 
 @dataclass(frozen=True)

@@ -1,30 +1,28 @@
-"""What others say of a rank, that it is lost, is held against our own connection to it.
+"""Check on our own connection whether a rank is lost that another rank calls lost (a suspicion, as in SWIM).
 
-- To a rank that we have no connection to: it is so.
-- To a rank that we are connected to we send a message. Its acknowledgement says that it lives: whoever spoke has lost
-  it, or lies, and we do not know which. The end of our own connection says that it is lost.
-- A connection that is up after `LISTEN_S` all the same is one that was heard: engines end those that are silent.
+- A rank without a connection to us is lost.
+- To one with a connection we send a message. Its acknowledgement shows that the rank lives. Whoever called it lost has
+  lost it alone, or lies. The end of our connection shows that it is lost.
+- After `CHECK_S` a connection that is still up counts as alive, because engines end silent ones.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 
 from hive_qos.errors import TransportError
 from transport.engine.base import DEAD_AFTER_S
 from transport.mesh.peers import PeerTable, Phase
 
-LISTEN_S = DEAD_AFTER_S + 1.0
+CHECK_S = DEAD_AFTER_S + 1.0
 WAITING_MAX = 1024
-"""Questions about one rank that wait for its answer; what is asked beyond that is left to timeouts."""
+"""Checks of one rank that wait for its answer; timeouts end those beyond."""
 
 Control = Callable[[int, Mapping[str, object], Callable[[TransportError | None], None]], None]
-_log = logging.getLogger("transport.collectives")
 
 
 class LivenessCheck:
-    """Questions whether a rank is lost that wait for the answer. Runs in the transport's thread.
+    """Checks of ranks that wait for the answer. Runs in the transport's thread.
 
     Args:
         control: sends a small message to a rank; calls back when it was acknowledged, or will not be.
@@ -37,7 +35,7 @@ class LivenessCheck:
         self._until_s: dict[int, float] = {}
 
     def check(self, rank: int, then: Callable[[bool], None], *, now_s: float) -> None:
-        """Somebody says that `rank` is lost. `then` is told whether it is to us, too: now, or when we know."""
+        """Another rank says that `rank` is lost. Call `then(lost)` with what is so for us: now, or when we know."""
         if self._peers.peers[rank].phase is not Phase.UP:
             then(True)
             return
@@ -45,7 +43,7 @@ class LivenessCheck:
         if len(asked) < WAITING_MAX:
             asked.append(then)
         if len(asked) == 1:
-            self._until_s[rank] = now_s + LISTEN_S
+            self._until_s[rank] = now_s + CHECK_S
             self._control(rank, {"op": "alive"}, lambda error: self._answer(rank, lost=error is not None))
 
     def down(self, rank: int) -> None:

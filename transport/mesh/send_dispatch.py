@@ -18,7 +18,7 @@ from transport.mesh.inbox import GRACE_S
 from transport.mesh.outbox import AHEAD, Outbox, Sending
 from transport.mesh.peers import PeerTable, Phase
 
-_log = logging.getLogger("transport.mesh.endpoint")
+_log = logging.getLogger("transport.mesh.send_dispatch")
 
 
 class SendDispatch:

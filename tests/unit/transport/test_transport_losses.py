@@ -95,7 +95,7 @@ def test_a_death_that_one_rank_notices_reaches_those_who_do_not_talk_to_the_dead
 
 
 def test_a_rank_that_is_said_to_be_lost_and_does_not_answer_counts_as_there_while_it_is_heard(make_world, monkeypatch):
-    monkeypatch.setattr("transport.mesh.liveness.LISTEN_S", 0.2)
+    monkeypatch.setattr("transport.mesh.liveness.CHECK_S", 0.2)
     world = make_world(3)
     world.network.hold("rank-1", "rank-2")
     work = world.groups[1].barrier(timeout_s=60.0)

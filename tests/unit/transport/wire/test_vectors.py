@@ -15,7 +15,7 @@ from transport.wire.error_codes import WireCode, WireError
 from transport.wire.header import Header, Kind, decode_header, encode_header, split_header
 from transport.wire.varint import decode_varint, encode_varint
 
-REFERENCE = Path(__file__).parents[3] / "docs" / "reference"
+REFERENCE = Path(__file__).parents[4] / "docs" / "reference"
 TEXT = (REFERENCE / "wire.md").read_text(encoding="utf-8")
 VECTORS = [json.loads(line) for line in (REFERENCE / "wire-vectors.jsonl").read_text(encoding="utf-8").splitlines()]
 
