@@ -36,13 +36,13 @@ class ControlMessages:
         *,
         endpoint: Endpoint,
         in_flight: InFlight,
-        paths: OneWayDelay,
+        delays: OneWayDelay,
         lost: dict[int, str],
         on_gone: Callable[[], None],
     ) -> None:
         self._endpoint = endpoint
         self._in_flight = in_flight
-        self._paths = paths
+        self._delays = delays
         self._lost = lost
         self._on_gone = on_gone
         self._disbelieved: set[tuple[int, int]] = set()
@@ -50,7 +50,7 @@ class ControlMessages:
     def gone(self, gone: Gone) -> None:
         """A rank is gone: tell the others, unless it said so itself."""
         self._lost[gone.rank] = gone.error.reason
-        self._paths.forget(gone.rank)
+        self._delays.forget(gone.rank)
         if self._endpoint.peers.peers[gone.rank].phase is Phase.DEAD:
             _log.warning("lost rank %d: %s", gone.rank, gone.error.reason)
             message = {"op": "dead", "rank": gone.rank, "reason": gone.error.reason[:REASON_CHARS_MAX]}
@@ -62,9 +62,9 @@ class ControlMessages:
         """What another rank tells us."""
         match message:
             case {"op": "when", "at": float(at)}:
-                self._paths.asked(rank, at, time.monotonic())
+                self._delays.asked(rank, at, time.monotonic())
             case {"op": "then", "at": float(at), "here": float(here)}:
-                self._paths.answered(rank, at, here, time.monotonic())
+                self._delays.answered(rank, at, here, time.monotonic())
             case {
                 "op": "moved", "number": int(number), "address": str(address), "port": int(port), "bulk_port": int(bulk)
             } if is_reachable(address, port, bulk):  # fmt: skip

@@ -1,6 +1,6 @@
-"""The transport's own thread: everything above the engine runs in it, one thing after another.
+"""The transport's own thread. Everything above the engine runs in it, one item after another.
 
-Calls from user threads and batches of engine events are put into one queue. Between them `tick` is called when it asked
+Calls from user threads and batches of engine events go into one queue. Between them the loop calls `tick` when it asked
 for it. So no state of endpoint, collectives or messages needs a lock, and the engine's thread is never held up.
 """
 

@@ -69,7 +69,7 @@ class Runtime:
         self._in_flight: InFlight
         self._control: ControlMessages
         self._p2p: P2PEngine
-        self._paths: OneWayDelay
+        self._delays: OneWayDelay
         self._broker: BrokerSession | None = None
         self._address_watcher: AddressWatcher | None = None
 
@@ -128,11 +128,11 @@ class Runtime:
             on_unexpected=self._unexpected,
             on_refused=self._refused,
         )
-        self._paths = OneWayDelay(self._endpoint.control)
+        self._delays = OneWayDelay(self._endpoint.control)
         broker = self._broker = BrokerSession(
             job=self._settings.job,
             socket_path=self._settings.broker,
-            paths=self._paths,
+            delays=self._delays,
             rank_of=bootstrap.peers.rank_of,
             rates=self._settings.congestion == "rate",
         )
@@ -146,7 +146,7 @@ class Runtime:
         self._control = ControlMessages(
             endpoint=self._endpoint,
             in_flight=self._in_flight,
-            paths=self._paths,
+            delays=self._delays,
             lost=self._lost,
             on_gone=lambda: self._p2p.gone(self._anybody_left),
         )

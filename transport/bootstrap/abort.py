@@ -1,9 +1,9 @@
-"""A rank that cannot connect says why, so that the others need not wait for it until their time is over.
+"""A rank that cannot connect publishes why, so that the others need not wait until their time is over.
 
-One key for a world holds what the first rank to give up says. It is believed as entries are: it names the run, and
-where the job has a secret, an HMAC covers all of it. What is not believed is as if it were not there: whoever can write
-to the store alone can hide an abort by that, and cause none. A rank whose time is over says nothing: the others'
-time is over too, and each names whom it missed.
+One key for a world holds the reason of the first rank that gives up. It is checked as rank infos are: it names the run,
+and where the job has a secret, an HMAC covers all of it. A reason that fails the check is ignored. So somebody who can
+write to the store can hide an abort, but not cause one. A rank whose time is over publishes nothing: the others' time
+is over too, and each names the ranks that it misses.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How a rank comes to be connected: open sockets, publish where they are, read where the others are, serve.
+"""How ranks find each other: open sockets, publish a rank info, read those of the others, serve.
 
-What can be known to be wrong with this rank alone is looked for first, before anybody is waited for; and a rank that
-cannot go on says so to the others (`transport.bootstrap.abort`).
+A rank first checks what can be wrong with itself alone, before it waits for anybody. A rank that cannot go on tells the
+others (`transport.bootstrap.abort`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _open_sockets(settings: Settings, hint: str) -> Sockets:
 
 @dataclass(frozen=True)
 class Factories:
-    """What a rank is made with. The defaults are the real ones; tests put an engine in memory here."""
+    """Makes the parts of a rank. The defaults are the real ones; tests put an engine in memory here."""
 
     check_engine: Callable[[str], object] = find_engine
     make_engine: Callable[[str, EngineSettings, OnEvents], Engine] = create_engine
@@ -53,7 +53,7 @@ class Factories:
 
 @dataclass(frozen=True)
 class Bootstrap:
-    """What is known when every rank has published itself."""
+    """What this rank knows when every rank has published its info."""
 
     sockets: Sockets
     identity: Identity

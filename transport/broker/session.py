@@ -1,6 +1,7 @@
-"""What the broker of this host is told: our sockets, our bursts, what our connections measure. Never required.
+"""What we tell the broker of this host: our sockets, our bursts, what our connections measure.
 
-The copies of the sockets that are kept for the broker are closed in a forked child, like the session itself.
+Training works without a broker. We keep copies of the sockets for the broker. A forked
+child closes them, like the session.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class BrokerSession:
         *,
         job: str,
         socket_path: str | None,
-        paths: OneWayDelay,
+        delays: OneWayDelay,
         rank_of: Callable[[int], int | None],
         rates: bool = False,
     ) -> None:
@@ -42,13 +43,13 @@ class BrokerSession:
         self._rates = rates
         self._compute: int | None = None
         self._environment = False
-        self._paths = paths
+        self._delays = delays
         self._rank_of = rank_of
         self._activity: dict[int, tuple[int, float]] = {}
         self._announcing = threading.RLock()  # a signal's handler may call a collective in the middle of another
         self._bursts = BurstTracker()
         self._next_report_s = 0.0
-        self._marked: list[socket.socket] = []
+        self._copies: list[socket.socket] = []
         self._registered: list[int] = []
         _living.add(self)
 
@@ -65,7 +66,7 @@ class BrokerSession:
         self._close_copies()
         for sock, role in ((sockets.compute, "gradient"), (sockets.bulk, "bulk")):
             copy = sock.dup()
-            self._marked.append(copy)
+            self._copies.append(copy)
             self._registered.append(self._session.register(copy, traffic_class="compute", role=role))
 
     def serves(self, compute: int) -> None:
@@ -128,13 +129,14 @@ class BrokerSession:
             self._environment = rate is not None
 
     def _measure(self, statistics: Mapping[int, ConnectionStatistics], now_s: float) -> None:
-        """Report every connection, and ask the peers that we send to how long the way there takes."""
+        """Report every connection, and ask the peers that we send to for the one-way delay."""
         sends: dict[int, int] = {}
         reports = []
         for number, one in statistics.items():
             rank = self._rank_of(number)
-            there, here = (None, None) if rank is None else (self._paths.latest(rank), self._paths.towards_us(rank))
-            reports.append(_report(one, there, here, now_s))
+            outbound = None if rank is None else self._delays.outbound(rank)
+            inbound = None if rank is None else self._delays.inbound(rank)
+            reports.append(_report(one, outbound, inbound, now_s))
             sent_bytes, since_s = self._activity.get(number, (one.sent_bytes, -ACTIVE_S))
             if one.sent_bytes - sent_bytes >= ACTIVE_BYTES:
                 since_s = now_s
@@ -142,7 +144,7 @@ class BrokerSession:
             if rank is not None and not one.bulk and now_s - since_s < ACTIVE_S:
                 sends[rank] = sends.get(rank, 0) + one.sent_bytes - sent_bytes
         self._activity = {number: entry for number, entry in self._activity.items() if number in statistics}
-        self._paths.ask(sorted(sends, key=lambda rank: -sends[rank]), now_s)
+        self._delays.ask(sorted(sends, key=lambda rank: -sends[rank]), now_s)
         self._session.report(reports)
 
     def close(self) -> None:
@@ -151,9 +153,9 @@ class BrokerSession:
         self._close_copies()
 
     def _close_copies(self) -> None:
-        for sock in self._marked:
+        for sock in self._copies:
             sock.close()
-        self._marked.clear()
+        self._copies.clear()
 
 
 _living: weakref.WeakSet[BrokerSession] = weakref.WeakSet()
@@ -168,16 +170,16 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 def _report(
-    one: ConnectionStatistics, there: OutboundDelay | None, here: InboundDelay | None, now_s: float
+    one: ConnectionStatistics, outbound: OutboundDelay | None, inbound: InboundDelay | None, now_s: float
 ) -> dict[str, object]:  # fmt: skip
     host, port = one.remote
-    ways: dict[str, object] = {}
-    if there is not None and not one.bulk and now_s - there.asked_s < ACTIVE_S:
-        ways |= {"one_way_s": there.delay_s, "one_way_age_s": now_s - there.asked_s}
-    if here is not None and not one.bulk and now_s - here.came_s < ACTIVE_S:
-        ways |= {"inbound_s": here.delay_s, "inbound_age_s": now_s - here.came_s}
+    delays: dict[str, object] = {}
+    if outbound is not None and not one.bulk and now_s - outbound.asked_s < ACTIVE_S:
+        delays |= {"one_way_s": outbound.delay_s, "one_way_age_s": now_s - outbound.asked_s}
+    if inbound is not None and not one.bulk and now_s - inbound.received_s < ACTIVE_S:
+        delays |= {"inbound_s": inbound.delay_s, "inbound_age_s": now_s - inbound.received_s}
     return {
-        **ways,
+        **delays,
         "peer": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
         "rtt_s": one.rtt_s,
         "rtt_latest_s": one.rtt_latest_s,

@@ -1,9 +1,9 @@
-"""Noticing that the address of this host has changed: Wi-Fi to cable, another lease, a link that went away.
+"""Notice that the address of this host has changed: Wi-Fi to cable, another lease, a link that went away.
 
-Ten times in two seconds it is asked which of our addresses leads to the others, which sends nothing and costs some
-microseconds. That is cheaper than to follow what the kernel tells of its tables, and needs no privilege.
+Five times a second it asks the kernel which of our addresses leads to the others. That sends nothing and costs some
+microseconds. It is cheaper than following netlink, and needs no privilege.
 - An address that the user has chosen (`HIVE_LISTEN`) is kept, there or not.
-- With `HIVE_INTERFACE` it is that interface's address that counts.
+- With `HIVE_INTERFACE` that interface's address counts.
 - Else we move when our address is gone, or when no peer is reached from it any more though one was at first.
 """
 
@@ -28,7 +28,7 @@ _log = logging.getLogger("transport.mesh.address_watcher")
 
 
 class AddressWatcher:
-    """Looks where this host is, from the transport's thread.
+    """Looks which address this host has, from the transport's thread.
 
     Args:
         sockets: in use now.

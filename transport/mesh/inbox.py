@@ -1,4 +1,4 @@
-"""Receives from ranks that have not ended: whose they are, and when they fail. The engine matches them with messages.
+"""Receives from ranks that have not ended. The engine matches them with messages; the inbox decides when they fail.
 
 - One whose connection was lost is posted again: the next connection brings the message, or has brought it.
 - From a rank that is gone it fails after `GRACE_S`, because what was sent before may still wait in the engine.
@@ -15,7 +15,7 @@ from transport.mesh.peers import PeerTable
 from transport.wire.header import MatchKey
 
 GRACE_S = 0.3
-"""From learning that a rank is gone to failing what may be done: what the engine holds is told in milliseconds."""
+"""Grace period before receives from a rank that is gone fail. The engine reports what it holds in milliseconds."""
 
 ReceiveEnd = Callable[[Received | None, TransportError | None], None]
 

@@ -1,13 +1,13 @@
-"""How long the way to a peer takes, apart from the way back.
+"""One-way delay to and from each peer, up to a constant (LEDBAT, RFC 6817, section 2).
 
-A round trip says that there is a queue, not on which way. In an all-reduce everybody sends at once, so acknowledgements
-wait behind the peer's own data just when it matters. So while a broker listens, a rank asks each peer that it sends to,
-ten times a second, what the peer's clock says; the answer minus our clock when we asked is the way there, plus a
-constant that nobody knows (two clocks) and nobody needs: only its change means anything (LEDBAT, RFC 6817, section 2).
-Two small control messages, about 2 KB/s each way and connection; the peer answers from memory of nothing.
+A round trip shows a queue, but not in which direction. In an all-reduce everybody sends at once, so acknowledgements
+wait behind the peer's own data just when it matters. So while a broker listens, a rank asks each peer that it sends to
+for the peer's clock, ten times a second. The answer minus our clock at the question is the delay to the peer, plus the
+offset of two clocks. Nobody knows that offset, and nobody needs it: only changes mean anything. That costs two small
+control messages, about 2 KB/s each way and connection.
 
-Either message also carries the peer's clock when it left, and comes when it comes: that is the way towards us, plus the
-same kind of constant, for nothing.
+Either message also carries the peer's clock when it left. Our clock at its arrival minus that is the delay towards us,
+with an offset alike.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ PEERS_MAX = 8
 CLOCK_S_MAX = 1e9
 """Thirty years: a clock that shows more counts something else, and what it makes the way cannot be reported."""
 
-Say = Callable[[int, Mapping[str, object]], None]
+SendControl = Callable[[int, Mapping[str, object]], None]
 
 
 @dataclass(frozen=True)
 class OutboundDelay:
-    """One measurement: seconds on the way plus an unknown constant, and when it was begun (monotonic)."""
+    """Delay to a peer in seconds plus an unknown constant, and when it was asked for (monotonic)."""
 
     delay_s: float
     asked_s: float
@@ -40,16 +40,16 @@ class OutboundDelay:
 
 @dataclass(frozen=True)
 class InboundDelay:
-    """One measurement of the way towards us: seconds plus an unknown constant, and when it came (monotonic)."""
+    """Delay from a peer in seconds plus an unknown constant, and when it was received (monotonic)."""
 
     delay_s: float
-    came_s: float
+    received_s: float
 
 
 @dataclass
 class _Peer:
-    latest: OutboundDelay | None = None
-    here: InboundDelay | None = None
+    outbound: OutboundDelay | None = None
+    inbound: InboundDelay | None = None
     next_ask_s: float = 0.0
     answered_s: float = -math.inf
     unanswered: int = 0
@@ -58,8 +58,8 @@ class _Peer:
 class OneWayDelay:
     """What one rank knows of the delays to and from its peers. Used from the transport's thread."""
 
-    def __init__(self, say: Say) -> None:
-        self._say = say
+    def __init__(self, send_control: SendControl) -> None:
+        self._send_control = send_control
         self._peers: dict[int, _Peer] = {}
 
     def ask(self, ranks: Iterable[int], now_s: float) -> None:
@@ -70,17 +70,17 @@ class OneWayDelay:
                 continue
             peer.next_ask_s = now_s + (ASK_S if peer.unanswered < UNANSWERED_MAX else SLOW_ASK_S) - 0.005
             peer.unanswered += 1
-            self._say(rank, {"op": "when", "at": now_s})
+            self._send_control(rank, {"op": "when", "at": now_s})
 
     def asked(self, rank: int, at: float, now_s: float) -> None:
         """A peer asks: answer with what it said and our clock."""
         peer = self._peers.setdefault(rank, _Peer())
         if not _is_clock(at):
             return
-        peer.here = InboundDelay(now_s - at, now_s)
+        peer.inbound = InboundDelay(now_s - at, now_s)
         if now_s - peer.answered_s >= ANSWER_S_MIN:
             peer.answered_s = now_s
-            self._say(rank, {"op": "then", "at": at, "here": now_s})
+            self._send_control(rank, {"op": "then", "at": at, "here": now_s})
 
     def answered(self, rank: int, at: float, here: float, now_s: float) -> None:
         """A peer answered. What we cannot have asked, or what is older than what we know, is ignored."""
@@ -88,19 +88,19 @@ class OneWayDelay:
         if peer is None or not peer.unanswered or not _is_clock(here) or not now_s - 60.0 <= at <= now_s:
             return
         peer.unanswered = 0
-        peer.here = InboundDelay(now_s - here, now_s)
-        if peer.latest is None or at > peer.latest.asked_s:
-            peer.latest = OutboundDelay(here - at, at)
+        peer.inbound = InboundDelay(now_s - here, now_s)
+        if peer.outbound is None or at > peer.outbound.asked_s:
+            peer.outbound = OutboundDelay(here - at, at)
 
-    def latest(self, rank: int) -> OutboundDelay | None:
+    def outbound(self, rank: int) -> OutboundDelay | None:
         """The last measurement to a peer."""
         peer = self._peers.get(rank)
-        return None if peer is None else peer.latest
+        return None if peer is None else peer.outbound
 
-    def towards_us(self, rank: int) -> InboundDelay | None:
+    def inbound(self, rank: int) -> InboundDelay | None:
         """The last measurement from a peer."""
         peer = self._peers.get(rank)
-        return None if peer is None else peer.here
+        return None if peer is None else peer.inbound
 
     def forget(self, rank: int) -> None:
         """A peer is gone."""

@@ -1,10 +1,10 @@
-"""Sends to ranks that have not ended: when the engine gets them, over what, and how each ends.
+"""Sends to ranks that have not ended: when the engine gets them, over which connection, and how each ends.
 
-- A send waits in the peer's outbox until not too much is under way to it. It is done when the peer's stack has
+- A send waits in the peer's outbox until not too much is in flight to it. It is done when the peer's stack has
   acknowledged it.
 - What was not acknowledged when its connection was lost is sent again over the next one.
-- To a rank that is gone every send fails at once that the engine does not have yet. One under way to a rank that said
-  goodbye fails after `GRACE_S`: it may have been taken before, and its acknowledgement be told after the goodbye.
+- When a rank is gone, every send to it that the engine does not have yet fails at once. After a goodbye, one in flight
+  fails after `GRACE_S`: the peer may have taken it, and its acknowledgement may come after the goodbye.
 """
 
 from __future__ import annotations

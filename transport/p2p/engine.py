@@ -1,15 +1,16 @@
-"""Point-to-point messages: numbered by sender, receiver and tag, so that they stay in order whatever the network does.
+"""Point-to-point messages, numbered by sender, receiver and tag: they stay in order whatever the network does.
 
-A message is a head and, above `INLINE_BYTES`, a body. The head says dtype and shape, and carries small payloads itself;
-so a receiver that did not know what is coming, or from whom, learns it before it has to provide memory, and a mismatch
-is noticed before anything is written. A body of up to `EAGER_BODY_BYTES` leaves at once, as long as no more than
-`EAGER_BYTES_MAX` of them wait for a receiver; any other leaves when the receiver has asked for it (a message without
-payload, sent when its buffer is posted), so that what nobody receives yet takes neither the connection's credit nor a
-place among what is under way. A receiver that asks before the head has come costs no round trip.
+A message is a head and perhaps a body. The head says dtype and shape. So a receiver that did not expect the message
+can provide memory, and a mismatch is noticed before anything is written. Three ways to send, by size:
 
-The number of a message is part of its key. A receive that ends without its message gives its number back, so that the
-next one takes it. A send that ends without arriving says so with a void message of its number, which receivers skip.
-Messages that nobody can take any more (duplicates of a reconnect, what was given up) are taken and dropped.
+- Up to `INLINE_BYTES`, the head carries the payload.
+- Up to `EAGER_BODY_BYTES`, the body leaves at once, while at most `EAGER_BYTES_MAX` of such bodies wait for a receiver.
+- Beyond that, the body leaves when the receiver asks (rendezvous protocol). The receiver asks when it posts its buffer.
+  So what nobody receives yet takes no flow-control credit. Asking before the head has come costs no round trip.
+
+The number of a message is part of its key. A receive that ends without its message gives its number back, and the next
+one takes it. A send that ends without arriving sends a void message of its number, which receivers skip. Messages that
+nobody can take any more (duplicates of a reconnect, what was given up) are received and dropped.
 """
 
 from __future__ import annotations

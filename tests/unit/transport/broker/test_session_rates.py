@@ -46,7 +46,7 @@ class Noted:
 
 def link(*, rates: bool) -> tuple[BrokerSession, Told, Noted]:
     made = BrokerSession(
-        job="j", socket_path="off", paths=OneWayDelay(lambda *_: None), rank_of=lambda _: None, rates=rates
+        job="j", socket_path="off", delays=OneWayDelay(lambda *_: None), rank_of=lambda _: None, rates=rates
     )
     reported = Told()
     made._session.close()

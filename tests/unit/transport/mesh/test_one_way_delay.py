@@ -39,7 +39,7 @@ class Pair:
             self.now_s += 0.1
 
     def delay_s(self) -> float:
-        found = self.here.latest(1)
+        found = self.here.outbound(1)
         assert found is not None
         return found.delay_s
 
@@ -62,12 +62,12 @@ def test_the_way_towards_us_is_learned_from_the_same_messages_at_either_end() ->
     pair.run(1.0)
 
     def here_s() -> float:
-        found = pair.here.towards_us(1)
+        found = pair.here.inbound(1)
         assert found is not None
         return found.delay_s
 
     def there_s() -> float:
-        found = pair.there.towards_us(0)
+        found = pair.there.inbound(0)
         assert found is not None
         return found.delay_s
 
@@ -89,7 +89,7 @@ def test_a_peer_that_does_not_answer_is_asked_less_often() -> None:
     pair.answering = False
     pair.run(20.0)
     assert pair.asked <= UNANSWERED_MAX + 20
-    assert pair.here.latest(1) is None
+    assert pair.here.outbound(1) is None
     pair.answering = True
     pair.run(2.0)
     asked = pair.asked
@@ -119,13 +119,13 @@ def test_who_asks_too_often_is_not_answered_each_time() -> None:
 def test_a_clock_that_no_host_has_says_nothing_of_the_way(shown_s: float) -> None:
     delays = OneWayDelay(lambda _rank, _message: None)
     delays.asked(1, shown_s, 10.0)
-    assert delays.towards_us(1) is None
+    assert delays.inbound(1) is None
     delays.ask([1], 10.0)
     delays.answered(1, 10.0, shown_s, 10.1)
-    assert delays.towards_us(1) is None
-    assert delays.latest(1) is None
+    assert delays.inbound(1) is None
+    assert delays.outbound(1) is None
     delays.asked(1, 5000.0, 10.2)
-    assert delays.towards_us(1) is not None
+    assert delays.inbound(1) is not None
 
 
 @pytest.mark.parametrize(
@@ -137,8 +137,8 @@ def test_answers_that_cannot_be_are_ignored(at: float, here: float) -> None:
     delays.answered(1, 10.0, 1.0, 10.1)  # nobody asked
     delays.ask([1], 10.0)
     delays.answered(1, at, here, 10.1)
-    assert delays.latest(1) is None
+    assert delays.outbound(1) is None
     delays.answered(1, 10.0, 5000.0, 10.1)
-    assert delays.latest(1) is not None
+    assert delays.outbound(1) is not None
     delays.forget(1)
-    assert delays.latest(1) is None
+    assert delays.outbound(1) is None
