@@ -1,9 +1,9 @@
 """What a rank publishes of itself through the rendezvous, and how the others check it before they believe it.
 
-One JSON object: who (rank, node name), where (address, ports of the compute and the bulk socket), and the pin of its
-ephemeral certificate. With certificates of a CA the pin is empty, and the node name is what its certificate must carry.
-Where the job has a secret, an HMAC covers all of it, and the job, the world and the run that it is of; entries without
-one are refused. A run is 16 random bytes that rank 0 publishes first: nothing of an earlier run passes for this one.
+One JSON object says who (rank, node name), where (address, ports of the compute and the bulk socket), and the pin of
+the ephemeral certificate. With certificates of a CA the pin is empty, and the certificate must carry the node name.
+Where the job has a secret, an HMAC covers all of it, with the job, the world and the run. Entries without one are
+refused. A run is 16 random bytes that rank 0 publishes first, so that no entry of an earlier run passes for one of it.
 """
 
 from __future__ import annotations

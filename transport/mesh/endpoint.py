@@ -1,13 +1,12 @@
 """Messages to ranks and from ranks, over whatever connections there are: the layer between the engine and collectives.
 
-Rules
-- Everything here runs in the transport's thread (`transport.event_loop`); callbacks are called in it, never from within
-  the call that started the operation.
-- When a connection is lost, sends that were not acknowledged are sent again over the next one (`send_dispatch`);
-  receivers match by key, and keys are never reused, so a message that arrives twice is taken once.
-- A rank that is gone fails the sends to it and, after a moment, the receives from it (`inbox`). Should it
-  live after all, it is told so, and its operations with us fail.
-- That a rank is gone we know by our own connection to it; what others say of it alone is not enough (`liveness`).
+- All of it runs in the transport's thread (`transport.event_loop`). Callbacks are called in it, never from within the
+  call that started the operation.
+- When a connection is lost, sends that were not acknowledged are sent again over the next one (`send_dispatch`).
+  Receivers match by key, and keys are never reused, so a message that arrives twice is taken once.
+- When a rank is gone, sends to it fail, and after a grace period receives from it (`inbox`). If it lives after all, it
+  is told so, and its operations with us fail.
+- Our own connection to a rank decides whether it is gone. What others say of it is not enough (`liveness`).
 - Every key carries the sender's rank in its tag, because ranks on one host may share one certificate.
 """
 

@@ -58,7 +58,7 @@ class Inbox:
         """One has its message."""
         receiving = self._take(event.operation)
         if receiving is not None:
-            self._peers.carried(receiving.rank, bulk=False)
+            self._peers.delivered(receiving.rank, bulk=False)
             receiving.on_end(event, None)
 
     def failed(self, engine: Engine, event: OperationFailed, *, closing: bool) -> None:

@@ -1,8 +1,8 @@
-"""What waits to be sent to one peer over one kind of connection, and what is under way. No I/O.
+"""What waits to be sent to one peer over one kind of connection, and what is in flight. No I/O.
 
-A send waits here until fewer than `IN_FLIGHT_BYTES_MAX` of its priority and of more urgent ones are under way: equals
-keep their order, and no message ever waits here behind a less urgent one; the engine serves it first. Control messages
-do not wait.
+A send waits until less than `IN_FLIGHT_BYTES_MAX` of its priority and of more urgent ones is in flight. Equals keep
+their order. No message waits here behind a less urgent one, because the engine serves it first. Control messages do not
+wait.
 """
 
 from __future__ import annotations

@@ -4,16 +4,17 @@
     UP     -> LOST     its last connection ended; both sides dial again at once, then with back-off
     LOST   -> UP       reconnected: operations go on where they were
     LOST   -> DEAD     not reconnected within `reconnect_s`
-    any    -> LEFT     it said that it leaves
     LOST   -> DEAD     another rank says that it is dead
+    any    -> LEFT     it said that it leaves
     any    -> EVICTED  it says that we count as gone: it goes on without us, for good
 
-Between two ranks the smaller one dials, and the larger one too when nothing has arrived within `DIAL_OTHER_S`: one
-reachable side is enough. When both succeed, both sides prefer the connection that the smaller rank dialled. A lost
-connection is dialled again at once when it has carried a message; otherwise attempts back off, those that succeed too.
-When the address of a rank changes, it dials everybody to whom it has no connection left, and says where it is now: who
-had dialled it learns from that that nobody is there any more. Ranks of one host move together, and dial each other
-again.
+- Between two ranks the smaller one dials. The larger one dials too when nothing has arrived within `DIAL_OTHER_S`: one
+  reachable side is enough. When both succeed, both sides prefer the connection that the smaller rank dialled.
+- A lost connection that has carried a message is dialled again at once. Other attempts back off, also those that
+  succeed.
+- A rank whose address changes dials everybody to whom it has no connection left, and says where it is now. A peer that
+  had dialled the old address learns from that that nobody is there any more. Ranks of one host move together, and dial
+  each other again.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ Action: TypeAlias = Dial | Gone
 
 
 @dataclass
-class _Line:
-    """The connections of one kind (compute or bulk) to one peer."""
+class _Channel:
+    """The connections of one kind (compute or bulk) to one peer, and when to dial the next one."""
 
     wanted: bool
     address: Address
@@ -89,13 +90,16 @@ class Peer:
 
     rank: int
     name: str
-    compute: _Line
-    bulk: _Line
+    compute: _Channel
+    bulk: _Channel
     moves: int = 0
     phase: Phase = Phase.NEW
     lost_s: float = 0.0
     reason: str = ""
     error: ConnectionLostError | None = None
+
+    def channel(self, *, bulk: bool) -> _Channel:
+        return self.bulk if bulk else self.compute
 
 
 @dataclass(frozen=True)
@@ -121,15 +125,15 @@ class PeerTable:
     def __init__(self, rank: int, contacts: Iterable[Contact], *, reconnect_s: float, now_s: float) -> None:
         self._rank = rank
         self._reconnect_s = reconnect_s
-        self._lines: dict[int, tuple[int, bool]] = {}
+        self._by_connection: dict[int, tuple[int, bool]] = {}
         self.peers: dict[int, Peer] = {}
         for contact in contacts:
             wait_s = 0.0 if rank < contact.rank else DIAL_OTHER_S
             self.peers[contact.rank] = Peer(
                 contact.rank,
                 contact.name,
-                compute=_Line(True, contact.address, now_s + wait_s),
-                bulk=_Line(False, contact.bulk_address, now_s),
+                compute=_Channel(True, contact.address, now_s + wait_s),
+                bulk=_Channel(False, contact.bulk_address, now_s),
             )
 
     def due(self, now_s: float) -> list[Action]:
@@ -141,55 +145,55 @@ class PeerTable:
             if peer.phase is Phase.LOST and now_s >= peer.lost_s + self._reconnect_s:
                 actions.append(self._declare_dead(peer, f"{peer.reason}; not back after {self._reconnect_s:g} s"))
                 continue
-            for bulk, line in ((False, peer.compute), (True, peer.bulk)):
-                if line.wanted and not line.connections and not line.dialling and now_s >= line.next_dial_s:
-                    line.dialling = True
+            for bulk, channel in ((False, peer.compute), (True, peer.bulk)):
+                if channel.wanted and not channel.connections and not channel.dialling and now_s >= channel.next_dial_s:
+                    channel.dialling = True
                     actions.append(Dial(peer.rank, bulk))
         return actions
 
     def up(self, rank: int, connection: int, *, bulk: bool, dialled: bool) -> bool:
         """A connection to `rank` came up; whether it is wanted (not from a rank that is gone)."""
         peer = self.peers[rank]
-        line = peer.bulk if bulk else peer.compute
+        channel = peer.channel(bulk=bulk)
         if dialled:
-            line.dialling = False
+            channel.dialling = False
         if peer.phase in _ENDED:
             return False
-        line.connections[connection] = (self._rank < rank) == dialled
-        line.wanted = True
-        self._lines[connection] = (rank, bulk)
+        channel.connections[connection] = (self._rank < rank) == dialled
+        channel.wanted = True
+        self._by_connection[connection] = (rank, bulk)
         if not bulk:
             peer.phase = Phase.UP
         return True
 
-    def carried(self, rank: int, *, bulk: bool) -> None:
-        """A message went through: the connections to this rank are good for something."""
-        line = self.peers[rank].bulk if bulk else self.peers[rank].compute
-        line.back_off_s = BACK_OFF_S_FIRST
-        line.fresh = True
+    def delivered(self, rank: int, *, bulk: bool) -> None:
+        """A message went through: a loss of this connection is dialled again at once."""
+        channel = self.peers[rank].channel(bulk=bulk)
+        channel.back_off_s = BACK_OFF_S_FIRST
+        channel.fresh = True
 
     def dial_failed(self, rank: int, *, bulk: bool, now_s: float) -> None:
         """An attempt that `due` asked for came to nothing."""
         peer = self.peers[rank]
-        line = peer.bulk if bulk else peer.compute
-        line.dialling = False
-        line.wait(now_s)
+        channel = peer.channel(bulk=bulk)
+        channel.dialling = False
+        channel.wait(now_s)
 
     def down(self, connection: int, *, reason: str, now_s: float) -> int | None:
         """A connection ended. Returns its rank when that has no other of the kind left."""
-        if connection not in self._lines:
+        if connection not in self._by_connection:
             return None
-        rank, bulk = self._lines.pop(connection)
+        rank, bulk = self._by_connection.pop(connection)
         peer = self.peers[rank]
-        line = peer.bulk if bulk else peer.compute
-        line.connections.pop(connection, None)
-        if line.connections:
+        channel = peer.channel(bulk=bulk)
+        channel.connections.pop(connection, None)
+        if channel.connections:
             return None
-        if line.fresh:
-            line.fresh = False
-            line.next_dial_s = now_s
+        if channel.fresh:
+            channel.fresh = False
+            channel.next_dial_s = now_s
         else:
-            line.wait(now_s)
+            channel.wait(now_s)
         if not bulk and peer.phase is Phase.UP:
             peer.phase = Phase.LOST
             peer.lost_s = now_s
@@ -207,11 +211,11 @@ class PeerTable:
             return []
         peer.moves = number
         stale: list[int] = []
-        for line, new in ((peer.compute, address), (peer.bulk, bulk_address)):
-            if line.address != new:
-                line.address = new
+        for channel, new in ((peer.compute, address), (peer.bulk, bulk_address)):
+            if channel.address != new:
+                channel.address = new
                 ours = self._rank < rank
-                stale += [connection for connection, by_smaller in line.connections.items() if by_smaller == ours]
+                stale += [connection for connection, by_smaller in channel.connections.items() if by_smaller == ours]
         return stale
 
     def is_late(self, rank: int, number: int) -> bool:
@@ -228,13 +232,13 @@ class PeerTable:
         """
         stale: list[int] = []
         for peer in self.peers.values():
-            for line in (peer.compute, peer.bulk):
-                if line.address[0] == old != new:
-                    line.address = (new, line.address[1])
-                    stale += line.connections
-                line.next_dial_s = min(line.next_dial_s, now_s)
-                line.back_off_s = BACK_OFF_S_FIRST
-                line.fresh = True
+            for channel in (peer.compute, peer.bulk):
+                if channel.address[0] == old != new:
+                    channel.address = (new, channel.address[1])
+                    stale += channel.connections
+                channel.next_dial_s = min(channel.next_dial_s, now_s)
+                channel.back_off_s = BACK_OFF_S_FIRST
+                channel.fresh = True
         return stale
 
     def want_bulk(self, rank: int) -> None:
@@ -261,19 +265,19 @@ class PeerTable:
     def route(self, rank: int, *, bulk: bool) -> int | None:
         """The connection to send over: the one that the smaller rank dialled, the newest of several."""
         peer = self.peers[rank]
-        connections = (peer.bulk if bulk else peer.compute).connections
+        connections = peer.channel(bulk=bulk).connections
         preferred = [connection for connection, by_smaller in connections.items() if by_smaller]
         return max(preferred or connections, default=None)
 
     def rank_of(self, connection: int) -> int | None:
         """The rank at the other end."""
-        line = self._lines.get(connection)
-        return None if line is None else line[0]
+        known = self._by_connection.get(connection)
+        return None if known is None else known[0]
 
     def address(self, rank: int, *, bulk: bool) -> Address:
         """Where to dial."""
         peer = self.peers[rank]
-        return (peer.bulk if bulk else peer.compute).address
+        return peer.channel(bulk=bulk).address
 
     def missing(self) -> list[int]:
         """Ranks that have never been connected."""
@@ -292,9 +296,9 @@ class PeerTable:
             if peer.phase is Phase.LOST:
                 times.append(peer.lost_s + self._reconnect_s)
             times.extend(
-                line.next_dial_s
-                for line in (peer.compute, peer.bulk)
-                if line.wanted and not line.connections and not line.dialling
+                channel.next_dial_s
+                for channel in (peer.compute, peer.bulk)
+                if channel.wanted and not channel.connections and not channel.dialling
             )
         return min(times)
 

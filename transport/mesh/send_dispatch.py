@@ -81,7 +81,7 @@ class SendDispatch:
             return
         self._outboxes[sending.rank, sending.bulk].ended(operation)
         if error is None:
-            self._peers.carried(sending.rank, bulk=sending.bulk)
+            self._peers.delivered(sending.rank, bulk=sending.bulk)
         gone = self._peers.error(sending.rank)
         retry = isinstance(error, ConnectionLostError) and sending.cancelled is None and gone is None
         if retry and not closing:

@@ -79,7 +79,7 @@ def test_connections_that_carry_nothing_are_not_dialled_without_end():
         now_s += 0.001
     assert dials <= 16
     peers.up(1, 99, bulk=False, dialled=True)
-    peers.carried(1, bulk=False)
+    peers.delivered(1, bulk=False)
     peers.down(99, reason="x", now_s=200.0)
     assert peers.next_wake_s() == 200.0
 
