@@ -34,14 +34,23 @@ TIMEOUT_S = 300.0
 class Group:
     """A set of ranks, 0 to size - 1. Made by `Group.connect` or `subgroup`; a context manager, sync and async."""
 
-    def __init__(self, runtime: Runtime, *, name: str, ranks: tuple[int, ...], timeout_s: float, parent: bool) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        *,
+        name: str,
+        ranks: tuple[int, ...],
+        timeout_s: float,
+        parent: bool,
+        algorithm: str | None = None,
+    ) -> None:
         self._runtime = runtime
         self._ranks = ranks
         self._owns_runtime = parent
         self._subgroups: dict[tuple[int, ...], int] = {}
         self.name = name
         self.timeout_s = timeout_s
-        runtime.add_group(name, ranks)
+        runtime.add_group(name, ranks, algorithm=algorithm)
 
     @classmethod
     def connect(
@@ -124,15 +133,24 @@ class Group:
         """The members' ranks in the group that was connected, in this group's rank order."""
         return self._ranks
 
-    def subgroup(self, ranks: Sequence[int], *, name: str | None = None, timeout_s: float | None = None) -> Group:
+    def subgroup(
+        self,
+        ranks: Sequence[int],
+        *,
+        name: str | None = None,
+        timeout_s: float | None = None,
+        algorithm: str | None = None,
+    ) -> Group:
         """A group of some of this group's ranks, over the same connections. Nothing is sent; members alone call it.
 
         Args:
             ranks: ranks of this group, without repetition, in the new group's rank order; this rank is one of them.
             name: unique in the job and the same on every member; None: made of the ranks, and a count of earlier
                 subgroups of the same ranks.
+            algorithm: of its collectives, as `HIVE_ALGORITHM`, the same on every member; None: what the settings say.
 
         Raises:
+            ConfigurationError: there is no such algorithm.
             MisuseError: this rank is not a member, a rank is not in this group, or the name is taken.
         """
         members = tuple(self._ranks[rank] for rank in ranks if 0 <= rank < self.size)
@@ -149,6 +167,7 @@ class Group:
             ranks=members,
             timeout_s=self.timeout_s if timeout_s is None else timeout_s,
             parent=False,
+            algorithm=algorithm,
         )
 
     # Collectives. `timeout_s` None means the group's; `priority` orders streams to one peer.
@@ -316,6 +335,15 @@ class Group:
         return calls.CallContext(group=self.name, rank=self.rank, size=self.size)
 
     # Lifecycle.
+
+    def explain(self) -> dict[str, object]:
+        """What this group holds for true of its links, and which algorithm each collective took, and why.
+
+        Returns:
+            A document that JSON can hold: `network`, `forced`, and `collectives`, each with the candidates' predicted
+            seconds and the median of what this rank measured; `hive-qos explain-collective --from` shows it.
+        """
+        return {"group": self.name, "rank": self.rank, "size": self.size, **self._runtime.explain(self.name)}
 
     def lost_ranks(self) -> dict[int, str]:
         """The ranks of this group that are known to be gone, and why."""

@@ -23,9 +23,12 @@ from hive_qos.errors import CancelledError, HiveError, MisuseError, PeerError
 from transport.bootstrap.connect import ABORT_CHECK_S, Bootstrap, Factories, exchange_rank_infos, missing_ranks_error
 from transport.bootstrap.rendezvous import Rendezvous
 from transport.broker.session import BrokerSession
+from transport.collectives.agreements import Request
+from transport.collectives.algorithms.registry import check_name
 from transport.collectives.calls import Call
 from transport.collectives.in_flight import RETURN_S_MAX, InFlight
 from transport.collectives.membership import Memberships
+from transport.collectives.planning.link_rates import LinkRates
 from transport.control_messages import ControlMessages
 from transport.engine.base import ConnectionStatistics, Engine, Event, Priority
 from transport.event_loop import EventLoop
@@ -55,7 +58,8 @@ class Runtime:
         self._world = world
         self._settings = settings
         self._lock = threading.RLock()  # a signal's handler may close the group in the middle of a call
-        self._groups = Memberships()
+        self._groups = Memberships(site=settings.site)
+        self._rates = LinkRates()
         self._order = itertools.count()
         self._lost: dict[int, str] = {}
         self._connected = threading.Event()
@@ -93,6 +97,7 @@ class Runtime:
         if not 0 <= rank < world_size:
             raise MisuseError(f"rank {rank} of a world of {world_size}")
         settings = Settings.from_environment() if settings is None else settings
+        check_name(settings.algorithm)
         give_up_s = time.monotonic() + timeout_s
         runtime = cls(rank=rank, world=name, settings=settings)
         bootstrap = exchange_rank_infos(
@@ -142,6 +147,7 @@ class Runtime:
             groups=self._groups.by_name,
             order=self._order,
             chunk_bytes=self._settings.chunk_bytes,
+            report=self._rates.report,
         )
         self._control = ControlMessages(
             endpoint=self._endpoint,
@@ -184,16 +190,21 @@ class Runtime:
 
     # For groups; from any thread.
 
-    def add_group(self, name: str, ranks: tuple[int, ...]) -> None:
+    def add_group(self, name: str, ranks: tuple[int, ...], *, algorithm: str | None = None) -> None:
         """Begin numbering operations of a group.
 
+        Args:
+            algorithm: to use wherever it can be, "" for the best, None for what the settings say.
+
         Raises:
+            ConfigurationError: there is no such algorithm.
             MisuseError: the name is taken, too long, or the transport is closed.
         """
+        algorithm = check_name(self._settings.algorithm if algorithm is None else algorithm)
         self._check_process()
         with self._lock:
             self._check_open()
-            self._groups.add(name, ranks)
+            self._groups.add(name, ranks, algorithm=algorithm)
 
     def remove_group(self, name: str) -> None:
         """End everything under way in a group. Its name stays taken for a while: late messages may still carry it."""
@@ -253,13 +264,9 @@ class Runtime:
                 raise
 
     def _hand_over(self, call: Call, work: Work, *, number: int, timeout_s: float, priority: Priority) -> None:
-        now_s = time.monotonic()
-        planned = self._in_flight.plan(call, number=number)
-        self._call_open(
-            lambda: self._in_flight.start(
-                call, planned, number=number, work=work, began_s=now_s, timeout_s=timeout_s, priority=priority
-            )
-        )
+        request = Request(call, number, work, time.monotonic(), timeout_s, priority)
+        failed = self._in_flight.announce(call, number=number)
+        self._call_open(lambda: self._in_flight.start(request, failed))
 
     def next_number(self, group: str) -> int:
         """As `Group`; 0 of one that is forgotten."""
@@ -336,6 +343,11 @@ class Runtime:
         """What every living connection measured, by connection."""
         return {} if self._engine is None else self._engine.statistics()
 
+    def explain(self, group: str) -> dict[str, object]:
+        """As `Group.explain`."""
+        planner = self._groups.open(group).planner
+        return {} if planner is None else planner.explain()
+
     def close(self, *, timeout_s: float) -> None:
         """Leave: cancel what is under way, say goodbye to everybody, close the engine. Idempotent.
 
@@ -380,7 +392,14 @@ class Runtime:
         if not self._endpoint.peers.peers:
             self._connected.set()  # a world of one
         wake_s = math.inf
-        parts = self._endpoint.tick, self._in_flight.tick, self._p2p.tick, self._tick_broker, self._tick_address_watcher
+        parts = (
+            self._endpoint.tick,
+            self._in_flight.tick,
+            self._p2p.tick,
+            self._tick_broker,
+            self._tick_address_watcher,
+            self._tick_rates,
+        )
         for tick in parts:
             try:
                 wake_s = min(wake_s, tick(now_s))
@@ -394,6 +413,20 @@ class Runtime:
 
     def _tick_address_watcher(self, now_s: float) -> float:
         return math.inf if self._address_watcher is None or self._closed else self._address_watcher.tick(now_s)
+
+    def _tick_rates(self, now_s: float) -> float:
+        """Measure what the links carry, as long as a collective is under way."""
+        if self._closed or self._engine is None or not self._in_flight.is_busy():
+            return math.inf
+        if self._rates.due(now_s):
+            peers = self._endpoint.peers
+            connections = {
+                rank: one
+                for number, one in self._engine.statistics().items()
+                if not one.bulk and (rank := peers.rank_of(number)) is not None
+            }
+            self._rates.sample(now_s, connections)
+        return self._rates.next_s()
 
     def _unexpected(self, rank: int, header: Header) -> None:
         """A message waits that nobody has asked for."""

@@ -42,6 +42,10 @@ class Settings:
             `dead_after_s` below the ten seconds within which everybody knows of a death.
         chunk_bytes: collectives cut their shards into messages of this size, so that sending, reducing and receiving
             overlap. 512 KiB is 105 ms at 40 Mbit/s and 4 ms at 1 Gbit/s; a message costs about 100 bytes of header.
+        algorithm: of collectives, wherever it can be; "" for the one with the shortest predicted time. The same on all
+            ranks.
+        site: the name of the place where this rank is, the same for all that share its link to the others; "" lets
+            round trips tell. All ranks have one, or it counts for none.
         receive_bytes_max: most that a `recv` into nothing allocates on the sender's word. Larger tensors are received
             into memory that the caller provides.
     """
@@ -61,6 +65,8 @@ class Settings:
     dead_after_s: float | None = None
     reconnect_s: float = 2.0
     chunk_bytes: int = 512 * 1024
+    algorithm: str = ""
+    site: str = ""
     receive_bytes_max: int = 2**30
 
     def __post_init__(self) -> None:
@@ -113,6 +119,8 @@ class Settings:
             certificate=values.get("HIVE_CERT", ""),
             key=values.get("HIVE_KEY", ""),
             broker=values.get("HIVE_BROKER") or None,
+            algorithm=values.get("HIVE_ALGORITHM", ""),
+            site=values.get("HIVE_SITE", ""),
         )
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from hive_qos.errors import CancelledError, ConnectionLostError, HiveError, PeerError, TimedOutError, TransportError
 from transport.collectives.calls import Call, CallSignature
 from transport.collectives.kernels import reduce_into
+from transport.collectives.planning.cost_model import Choice
 from transport.collectives.reduce_op import ReduceOp
 from transport.collectives.schedule import FINISH, SCRATCH, Op, Region, Schedule, Step
 from transport.engine.base import Buffer, Priority, Received
@@ -66,6 +67,8 @@ class Executor:
 
     Args:
         call, schedule: what to do.
+        signature: what all members must agree on, the plan included.
+        choice: that the schedule follows from, for whoever keeps count of them.
         ranks: the group's members as ranks of the endpoint.
         number: of the operation in its group; the `step` of its messages.
         order: of the task among all of this rank; earlier ones send first.
@@ -78,6 +81,8 @@ class Executor:
         call: Call,
         schedule: Schedule,
         *,
+        signature: CallSignature,
+        choice: Choice | None,
         links: Links,
         ranks: tuple[int, ...],
         number: int,
@@ -89,6 +94,8 @@ class Executor:
         on_end: Callable[[Executor], None],
     ) -> None:
         self.call = call
+        self.signature = signature
+        self.choice = choice
         self.ranks = ranks
         self.number = number
         self.work = work
@@ -111,8 +118,13 @@ class Executor:
         self._advancing = False
         self._tickets: dict[int, Ticket] = {}
         self._ended = False
+        self._began_s = time.monotonic()
         self._refusal: HiveError | None = None
         work.bytes_total = sum(nbytes for _, nbytes in (*schedule.sent_bytes, *schedule.received_bytes))
+
+    def took_s(self) -> float:
+        """Since it began."""
+        return time.monotonic() - self._began_s
 
     def start(self) -> None:
         """Begin every step that waits for nothing."""
@@ -152,7 +164,7 @@ class Executor:
         """Fail if a message of this number is of another call than ours, whether or not anything here waits for it."""
         if rank not in self.ranks:
             return
-        error = disagreement(self.call.signature, header, what=self.work.what, ranks=self.ranks, own=self._links.rank)
+        error = disagreement(self.signature, header, what=self.work.what, ranks=self.ranks, own=self._links.rank)
         if error is not None:
             self.disagrees = True
             self.fail(error)
@@ -241,7 +253,7 @@ class Executor:
             dtype=self.call.dtype,
             shape=(payload.nbytes // self.call.problem.item_bytes,),
             length=payload.nbytes,
-            call=self.call.signature.to(step.peer),
+            call=self.signature.to(step.peer),
         )
 
         def end(error: TransportError | None) -> None:

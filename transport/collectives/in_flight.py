@@ -12,18 +12,21 @@ import logging
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
-from hive_qos.errors import CancelledError, ConnectionLostError, HiveError, PeerError
+from hive_qos.errors import CancelledError, ConnectionLostError, HiveError, PeerError, TimedOutError
+from transport.collectives.agreements import Agreements, Request
 from transport.collectives.algorithms.registry import schedule_of
 from transport.collectives.calls import Call, CallSignature
 from transport.collectives.executor import Executor, disagreement
-from transport.collectives.membership import Membership
-from transport.collectives.problem import Plan
+from transport.collectives.membership import Membership, agreement_group
+from transport.collectives.planning.cost_model import Choice
+from transport.collectives.planning.link_rates import LinkReport
+from transport.collectives.planning.planner import Planner
+from transport.collectives.problem import Plan, Problem
 from transport.collectives.schedule import Schedule
-from transport.engine.base import Priority
 from transport.mesh.endpoint import Endpoint
 from transport.wire.header import Header
 from transport.work import Work, unforeseen
@@ -74,6 +77,7 @@ class InFlight:
 
     Args:
         groups: by name; others may add to it.
+        report: what this rank measured of its link, given the ranks that are at other sites.
         order: numbers all that is sent by this rank, collectives or not.
     """
 
@@ -85,6 +89,7 @@ class InFlight:
         groups: Mapping[str, Membership],
         order: Iterator[int],
         chunk_bytes: int,
+        report: Callable[[frozenset[int]], LinkReport],
     ) -> None:
         self._endpoint = endpoint
         self._announcer = announcer
@@ -97,48 +102,77 @@ class InFlight:
         self._early: OrderedDict[Key, dict[int, Header]] = OrderedDict()
         self._done: OrderedDict[Key, CallSignature] = OrderedDict()
         self._found_late: dict[str, HiveError] = {}
+        self._agreements = Agreements(groups=groups, report=report, start=self._begin_agreement, release=self._released)
 
-    def plan(self, call: Call, *, number: int) -> Schedule | Exception:
-        """Make the schedule of a call that got its number from its group, and announce it. In the caller's thread:
-        others make room while the loop's wakes up, which on busy processors takes milliseconds.
+    def announce(self, call: Call, *, number: int) -> Exception | None:
+        """Announce what a call that got its number from its group will send, as far as it is known. In the caller's
+        thread: others make room while the loop's wakes up, which on busy processors takes milliseconds.
 
         What is known to fail is not announced: who announces and does not send loses the broker's trust.
 
         Returns:
-            What `start` is to get: the schedule, or why there is none.
+            What `start` is to get: why the operation fails, where it could not be announced.
         """
         key = (call.context.group, number)
+        group = self._groups[call.context.group]
         try:
-            problem = replace(call.problem, chunk_bytes=self._chunk_bytes)
-            if problem.takes_turns:
-                problem = replace(problem, turn=number % problem.size)
-            schedule = schedule_of(problem, Plan())
-            ranks = self._groups[call.context.group].ranks
-            if not self._known_to_fail(key, ranks):
-                self._announcer.collective_begins(time.monotonic(), key, self._bytes_by_destination(schedule, ranks))
+            problem = self._problem(call, number)
+            schedule = schedule_of(problem, self._planner(key[0]).latest(problem).taken.plan)
+            if not self._known_to_fail(key, group.ranks):
+                sent = self._bytes_by_destination(schedule, group.ranks)
+                self._announcer.collective_begins(time.monotonic(), key, sent)
         except Exception as cause:  # noqa: BLE001 - the operation fails by it, where all others do
             return cause
-        return schedule
+        return None
+
+    def _problem(self, call: Call, number: int) -> Problem:
+        problem = replace(call.problem, chunk_bytes=self._chunk_bytes)
+        return replace(problem, turn=number % problem.size) if problem.takes_turns else problem
 
     def end_announcement(self, group: str, number: int) -> None:
         """Of an operation that was planned, or was about to be, and may never begin. From any thread."""
         self._announcer.collective_ends(time.monotonic(), (group, number))
 
-    def start(
-        self,
-        call: Call,
-        planned: Schedule | Exception,
-        *,
-        number: int,
-        work: Work,
-        began_s: float,
-        timeout_s: float,
-        priority: Priority,
-    ) -> None:
-        """Begin a call that was planned."""
-        key = (call.context.group, number)
-        group = self._groups[call.context.group]
-        group.begun = max(group.begun, number + 1)  # a signal's handler may begin one before the one it interrupted
+    def start(self, request: Request, failed: Exception | None = None) -> None:
+        """Begin what was called, or hold it back until its group has agreed on what its plan follows from."""
+        key = (request.call.context.group, request.number)
+        if request.work.done():  # given up while it was held back
+            return
+        try:
+            if failed is not None:
+                raise failed
+            problem = self._problem(request.call, request.number)
+            choice = self._agreements.choose(request, problem, self._planner(key[0]))
+            if choice is not None:
+                signature = _planned_signature(request.call.signature, choice)
+                self._begin(request, schedule_of(problem, choice.taken.plan), signature, choice)
+        except Exception as cause:  # noqa: BLE001 - no memory for what is received, or a mistake of ours
+            self._fail_to_begin(request, unforeseen(request.work.what, cause))
+
+    def _begin_agreement(self, request: Request) -> None:
+        schedule = schedule_of(self._problem(request.call, request.number), Plan())
+        self._begin(request, schedule, request.call.signature, None)
+
+    def _released(self, request: Request, error: HiveError | None) -> None:
+        if error is None or request.work.done():
+            self.start(request)
+        else:
+            self._fail_to_begin(request, error)
+
+    def _fail_to_begin(self, request: Request, error: HiveError) -> None:
+        """An operation that got its number cannot begin here."""
+        key = (request.call.context.group, request.number)
+        group = self._groups[key[0]]
+        group.begun = max(group.begun, request.number + 1)
+        self._do_not_begin(key, request.work, error)
+        if not self._endpoint.closing:
+            self._tell_others(key, group.ranks, error)
+
+    def _begin(self, request: Request, schedule: Schedule, signature: CallSignature, choice: Choice | None) -> None:
+        call, work = request.call, request.work
+        key = (call.context.group, request.number)
+        group = self._groups[key[0]]
+        group.begun = max(group.begun, request.number + 1)  # a signal's handler may overtake what it interrupted
         early = self._early.pop(key, {})
         given_up = self._given_up.pop(key, None)
         if self._endpoint.closing:
@@ -150,36 +184,36 @@ class InFlight:
             if given_up.answers:
                 self._tell_others(key, group.ranks, error)
             return
-        late = self._found_late.pop(call.context.group, None)
+        late = self._found_late.pop(key[0], None)
         if late is not None:
             self._do_not_begin(key, work, late)
             self._tell_others(key, group.ranks, late, disagrees=True)
             return
-        try:
-            if isinstance(planned, Exception):
-                raise planned
-            task = Executor(
-                call,
-                planned,
-                links=self._endpoint,
-                ranks=group.ranks,
-                number=number,
-                order=next(self._order),
-                priority=priority,
-                work=work,
-                timeout_s=timeout_s,
-                deadline_s=began_s + timeout_s,
-                on_end=self._ended,
-            )
-        except Exception as cause:  # noqa: BLE001 - no memory for what is received, or a mistake of ours
-            error = unforeseen(work.what, cause)
-            self._do_not_begin(key, work, error)
-            self._tell_others(key, group.ranks, error)
-            return
+        task = Executor(
+            call,
+            schedule,
+            signature=signature,
+            choice=choice,
+            links=self._endpoint,
+            ranks=group.ranks,
+            number=request.number,
+            order=next(self._order),
+            priority=request.priority,
+            work=work,
+            timeout_s=request.timeout_s,
+            deadline_s=request.deadline_s,
+            on_end=self._ended,
+        )
         self._running[key] = task
         for rank, header in early.items():
             task.check(rank, header)
         task.start()
+
+    def _planner(self, group: str) -> Planner:
+        planner = self._groups[group].planner
+        if planner is None:
+            raise RuntimeError(f"{group} is a group of agreements")
+        return planner
 
     def _do_not_begin(self, key: Key, work: Work, error: HiveError) -> None:
         self._announcer.collective_ends(time.monotonic(), key)
@@ -211,7 +245,10 @@ class InFlight:
         An operation that has failed ends when the engine has given its buffers back, and not before: tensors that the
         engine may still write are not the caller's.
         """
-        wake_s = math.inf
+        for request in self._agreements.late(now_s):
+            waiting = f"{request.work.what}, waiting for the ranks to agree on their links"
+            self._fail_to_begin(request, TimedOutError(waiting, timeout_s=request.timeout_s))
+        wake_s = self._agreements.next_deadline_s()
         for key, task in tuple(self._running.items()):
             if task.error is None and now_s >= task.deadline_s:
                 task.time_out()
@@ -259,12 +296,17 @@ class InFlight:
     def cancel(self, group: str | None, reason: str) -> None:
         """End everything under way in a group, or in all."""
         for (name, _), task in tuple(self._running.items()):
-            if group is None or name == group:
+            if group is None or name in (group, agreement_group(group)):
                 task.fail(CancelledError(f"{task.work.what}: {reason}"))
 
     def is_running(self, group: str) -> bool:
         """Whether something is under way in a group."""
-        return any(name == group for name, _ in self._running)
+        names = (group, agreement_group(group))
+        return self._agreements.is_holding(group) or any(name in names for name, _ in self._running)
+
+    def is_busy(self) -> bool:
+        """Whether anything is under way."""
+        return bool(self._running)
 
     def forget(self, group: str) -> None:
         """Drop all that is known of a group in which nothing is under way any more."""
@@ -287,7 +329,9 @@ class InFlight:
         if self._endpoint.closing:
             return
         if task.error is None:
-            _remember(self._done, key, task.call.signature)
+            _remember(self._done, key, task.signature)
+            if task.choice is not None:
+                self._planner(key[0]).ended(self._problem(task.call, task.number), task.choice, took_s=task.took_s())
         elif not task.remote:
             self._tell_others(key, task.ranks, task.error, disagrees=task.disagrees)
         if not self.is_running(key[0]):
@@ -360,6 +404,15 @@ class InFlight:
             address = self._endpoint.peers.address(ranks[rank], bulk=False)[0]
             sent[address] = sent.get(address, 0) + nbytes
         return sent
+
+
+def _planned_signature(signature: CallSignature, choice: Choice) -> CallSignature:
+    """Ranks that plan differently do not call the same thing. What all do by default goes without saying."""
+    plan = choice.taken.plan
+    if plan == Plan():
+        return signature
+    table = f" {choice.network_number}" if plan.weights or plan.sites else ""
+    return replace(signature, common=f"{signature.common} by {plan.algorithm}{table}")
 
 
 def _remember(what: OrderedDict[Key, V], key: Key, value: V) -> None:

@@ -10,31 +10,50 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from hive_qos.errors import MisuseError
+from transport.collectives.planning.planner import Planner
 
 GROUP_BYTES_MAX = 96
 CLOSED_MAX = 64
 """Groups that are closed and still known by name. What is late comes within seconds, or at a reconnect."""
 
 
+def agreement_group(name: str) -> str:
+    """The group in which the ranks of a group agree on their links. No user's group can have that name."""
+    return f"{name}|links"
+
+
 @dataclass
 class Membership:
-    """A group: its members, the number of its next operation, and how many of them have begun here."""
+    """A group: its members, the number of its next operation, and how many of them have begun here.
+
+    Args:
+        planner: chooses its algorithms; None for a group of agreements.
+    """
 
     ranks: tuple[int, ...]
+    planner: Planner | None = None
     next_number: int = 0
     begun: int = 0
     closed: bool = False
 
 
 class Memberships:
-    """All groups by name. Callers hold the runtime's lock to change it."""
+    """All groups by name, those of agreements among them. Callers hold the runtime's lock to change it.
 
-    def __init__(self) -> None:
+    Args:
+        site: the name of this rank's site, "" for none.
+    """
+
+    def __init__(self, *, site: str) -> None:
+        self._site = site
         self.by_name: dict[str, Membership] = {}
         self._retired: deque[str] = deque()
 
-    def add(self, name: str, ranks: tuple[int, ...]) -> None:
+    def add(self, name: str, ranks: tuple[int, ...], *, algorithm: str) -> None:
         """Begin numbering operations of a group.
+
+        Args:
+            algorithm: to use wherever it can be; "" for the best.
 
         Raises:
             MisuseError: the name is taken or cannot be one.
@@ -43,7 +62,10 @@ class Memberships:
             raise MisuseError(f"a group's name has at most {GROUP_BYTES_MAX} bytes and no '|': {name!r}")
         if name in self.by_name:
             raise MisuseError(f"there is a group {name!r} already")
-        self.by_name[name] = Membership(ranks)
+        planner = Planner(ranks=ranks, forced=algorithm, site=self._site)
+        if planner.agrees:
+            self.by_name[agreement_group(name)] = Membership(ranks)
+        self.by_name[name] = Membership(ranks, planner)
 
     def open(self, name: str) -> Membership:
         """The group of this name.
@@ -52,7 +74,7 @@ class Memberships:
             MisuseError: it has been closed.
         """
         membership = self.by_name.get(name)
-        if membership is None or membership.closed:
+        if membership is None or membership.planner is None or membership.closed:
             raise MisuseError(f"group {name} has been closed")
         return membership
 
@@ -76,5 +98,6 @@ class Memberships:
             if is_busy(oldest):
                 self._retired.append(oldest)
                 continue
-            yield oldest
-            del self.by_name[oldest]
+            for one in (oldest, agreement_group(oldest)):
+                yield one
+                self.by_name.pop(one, None)

@@ -26,13 +26,18 @@ class World:
         reconnect_s: float = 0.2,
         timeout_s: float = 60.0,
         receive_bytes_max: int = 2**30,
+        algorithm: str = "",
     ):
         self.network = MemoryNetwork()
         self.size = size
         self._pool = ThreadPoolExecutor(max_workers=size)
         rendezvous = MemoryRendezvous()
         settings = Settings(
-            broker="off", chunk_bytes=chunk_bytes, reconnect_s=reconnect_s, receive_bytes_max=receive_bytes_max
+            broker="off",
+            chunk_bytes=chunk_bytes,
+            reconnect_s=reconnect_s,
+            receive_bytes_max=receive_bytes_max,
+            algorithm=algorithm,
         )
 
         def connect(rank: int) -> Group:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transport.collectives.algorithms.registry import ALGORITHMS
-from transport.collectives.cost_model import Choice, Network, choose, problem_of
+from transport.collectives.planning.cost_model import Choice, Network, choose, problem_of
 from transport.collectives.problem import Operation
 
 MBIT = 1_000_000

@@ -41,7 +41,7 @@ def once(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
 def test_an_operation_that_fails_unexpectedly_ends_on_all_ranks_and_the_next_one_works(
     make_world, monkeypatch, module, name
 ):
-    world = make_world(2)
+    world = make_world(2, algorithm="direct")
     once(monkeypatch, module, name)
     results = world.run(lambda group: group.allreduce(np.ones(30_000, "f4"), timeout_s=60.0).wait(30))
     assert {TransportError, CancelledError} <= {type(one) for one in results}

@@ -39,7 +39,7 @@ def test_a_rank_that_gives_up_takes_the_others_with_it(make_world):
 
 
 def test_a_group_works_on_after_an_operation_that_failed_everywhere(make_world):
-    world = make_world(2)
+    world = make_world(2, algorithm="direct")
     with pytest.raises(TimedOutError):
         world.groups[0].allreduce(np.zeros(30_000), timeout_s=0.1).wait(30)
     with pytest.raises(CancelledError):

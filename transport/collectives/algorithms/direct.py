@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from transport.collectives.algorithms.traffic import Traffic, no_pairs, to_all
 from transport.collectives.algorithms.window import Window
 from transport.collectives.partition import Chunk, cut, cut_chunks, cut_shards
 from transport.collectives.problem import Plan, Problem
 from transport.collectives.schedule import SCRATCH, Builder, Region, Schedule
-from transport.collectives.traffic import Traffic, no_pairs, to_all
 
 PIPELINE_CHUNKS = 4
 """A shard has at least so many chunks, unless they would be small: with one, every link idles for a round trip (and

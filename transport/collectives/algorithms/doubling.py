@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from transport.collectives.algorithms.direct import region_of
+from transport.collectives.algorithms.traffic import Matrix, Traffic, no_pairs
 from transport.collectives.problem import Plan, Problem
 from transport.collectives.schedule import SCRATCH, Builder, Region, Schedule
-from transport.collectives.traffic import Matrix, Traffic, no_pairs
 
 
 def all_reduce(problem: Problem, _plan: Plan) -> Schedule:

@@ -7,11 +7,11 @@ ranks compute the same values in the same order, so they hold the same bits.
 from __future__ import annotations
 
 from transport.collectives.algorithms.direct import pipelined_elems, region_of
+from transport.collectives.algorithms.traffic import Traffic, to_all
 from transport.collectives.algorithms.window import Window
 from transport.collectives.partition import cut_chunks
 from transport.collectives.problem import Plan, Problem
 from transport.collectives.schedule import Builder, Schedule
-from transport.collectives.traffic import Traffic, to_all
 
 
 def all_reduce(problem: Problem, _plan: Plan) -> Schedule:

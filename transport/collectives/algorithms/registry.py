@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from hive_qos.errors import ConfigurationError
 from transport.collectives.algorithms import direct, doubling, exchange, tree, two_level
+from transport.collectives.algorithms.traffic import Traffic
 from transport.collectives.problem import Operation, Plan, Problem
 from transport.collectives.schedule import Schedule
-from transport.collectives.traffic import Traffic
 
 SCHEDULES_KEPT = 64
 """A training step has some dozens of shapes; a schedule of 64 MiB and 4 ranks takes some hundred kilobytes."""

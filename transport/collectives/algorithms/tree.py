@@ -6,10 +6,10 @@ Each rank that has the tensor sends it on to one that has not, the farthest firs
 from __future__ import annotations
 
 from transport.collectives.algorithms.direct import region_of
+from transport.collectives.algorithms.traffic import Traffic, no_pairs
 from transport.collectives.partition import cut_chunks
 from transport.collectives.problem import Plan, Problem
 from transport.collectives.schedule import Builder, Schedule
-from transport.collectives.traffic import Traffic, no_pairs
 
 
 def broadcast(problem: Problem, _plan: Plan) -> Schedule:

@@ -13,11 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from transport.collectives.algorithms.direct import PIPELINE_CHUNKS, region_of
+from transport.collectives.algorithms.traffic import Traffic, no_pairs
 from transport.collectives.algorithms.window import Window
 from transport.collectives.partition import cut_chunks
 from transport.collectives.problem import Plan, Problem
 from transport.collectives.schedule import Builder, Region, Schedule
-from transport.collectives.traffic import Traffic, no_pairs
 
 _NOTHING: tuple[int, ...] = ()
 

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from transport.collectives.algorithms.registry import ALGORITHMS
+from transport.collectives.algorithms.traffic import Traffic
 from transport.collectives.algorithms.weighted import weights_of
 from transport.collectives.problem import Plan, Problem
-from transport.collectives.traffic import Traffic
 
 MESSAGE_S = 120e-6
 """Of a processor for a message, sent or received, on either side; the order of what a rank in Python takes."""
@@ -89,11 +89,13 @@ class Choice:
         taken: the candidate that is used.
         candidates: all of them, in the registry's order.
         reason: why it was taken, in words.
+        network_number: of the table that it follows from.
     """
 
     taken: Candidate
     candidates: tuple[Candidate, ...]
     reason: str
+    network_number: int = 0
 
 
 def choose(problem: Problem, network: Network, *, forced: str = "") -> Choice:
@@ -111,13 +113,13 @@ def choose(problem: Problem, network: Network, *, forced: str = "") -> Choice:
     candidates = tuple(
         _evaluate(problem, network, plan) for name in ALGORITHMS[problem.operation] if (plan := _plan(name, network))
     )
-    best = min(candidates, key=lambda one: one.predicted_s)
-    if not forced:
-        return Choice(best, candidates, f"shortest predicted time, bound by {best.bound}")
-    for one in candidates:
-        if one.plan.algorithm == forced:
-            return Choice(one, candidates, "forced")
-    return Choice(best, candidates, f"{forced} was asked for, but it is none of the candidates here")
+    taken = min(candidates, key=lambda one: one.predicted_s)
+    reason = f"shortest predicted time, bound by {taken.bound}"
+    if forced:
+        named = [one for one in candidates if one.plan.algorithm == forced]
+        taken = named[0] if named else taken
+        reason = "forced" if named else f"{forced} was asked for, but it is none of the candidates here"
+    return Choice(taken, candidates, reason, network.number)
 
 
 def _plan(name: str, network: Network) -> Plan | None:

@@ -1,0 +1,269 @@
+"""Which table of links holds for which operation: measured, agreed on, and the same on every rank."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from patience import wait_until
+
+from hive_qos.errors import CancelledError, ConfigurationError, ConnectionLostError, PeerError, TimedOutError
+from transport import Settings
+from transport.collectives.membership import agreement_group
+from transport.collectives.planning.agreement import agree, row_of
+from transport.collectives.planning.cost_model import Network
+from transport.collectives.planning.link_rates import SAMPLE_S, SAMPLES_KEPT, LinkRates, LinkReport
+from transport.collectives.planning.planner import FIRST, LAG, OPERATIONS_MAX, Planner
+from transport.collectives.problem import Operation, Problem
+from transport.engine.base import ConnectionStatistics
+
+MBIT = 1_000_000
+
+
+def link(mbit: int, *, rtt_us: dict[int, int], far_mbit: int = 0) -> LinkReport:
+    return LinkReport(mbit * MBIT, mbit * MBIT, far_mbit * MBIT, far_mbit * MBIT, rtt_us)
+
+
+def rows_of(reports: list[LinkReport], *, table: Network, sites: list[str] | None = None) -> list[np.ndarray]:
+    ranks = range(len(reports))
+    names = sites or [""] * len(reports)
+    return [
+        row_of(report, ranks=ranks, table=table, interval_us=10_000, site=name)
+        for report, name in zip(reports, names, strict=True)
+    ]
+
+
+def near_and_far(rank: int) -> dict[int, int]:
+    """Ranks 0 and 1 are in one place, 2 and 3 in another."""
+    return {other: 300 if other // 2 == rank // 2 else 40_000 for other in range(4) if other != rank}
+
+
+def test_sites_are_found_from_round_trips_and_their_links_from_what_crossed():
+    reports = [link(900, rtt_us=near_and_far(rank), far_mbit=48) for rank in range(4)]
+    table = agree(rows_of(reports, table=Network.uniform(4)), Network.uniform(4), number=1)
+    assert table.sites == (0, 0, 1, 1)
+    assert table.site_up_bits_per_s == (96 * MBIT, 96 * MBIT)
+    assert table.latency_us[0] == (0, 150, 20_000, 20_000)
+
+
+def test_sites_that_all_ranks_name_are_taken_and_one_name_alone_is_not():
+    reports = [link(100, rtt_us=near_and_far(rank)) for rank in range(4)]
+    rows = rows_of(reports, table=Network.uniform(4), sites=["a", "b", "a", "b"])
+    assert agree(rows, Network.uniform(4), number=1).sites == (0, 1, 0, 1)
+    rows = rows_of(reports, table=Network.uniform(4), sites=["a", "", "", ""])
+    assert agree(rows, Network.uniform(4), number=1).sites == (0, 0, 1, 1)
+
+
+def test_a_rank_that_measured_nothing_has_the_others_median_and_ranks_without_round_trips_are_apart():
+    reports = [link(mbit, rtt_us={}) for mbit in (100, 0, 25)]
+    table = agree(rows_of(reports, table=Network.uniform(3)), Network.uniform(3), number=1)
+    assert table.up_bits_per_s == (100 * MBIT, 25 * MBIT, 25 * MBIT)
+    assert table.sites == (0, 1, 2)
+
+
+@pytest.mark.parametrize(("mbit", "number"), [(101, 1), (120, 1), (80, 1), (25, 2), (200, 2)])
+def test_a_table_is_replaced_when_a_rate_changes_by_more_than_the_band(mbit, number):
+    def table_of(rate: int, previous: Network, count: int) -> Network:
+        reports = [link(100, rtt_us={}), link(100, rtt_us={}), link(rate, rtt_us={})]
+        return agree(rows_of(reports, table=previous), previous, number=count)
+
+    first = table_of(100, Network.uniform(3), 1)
+    assert table_of(mbit, first, 2).number == number
+
+
+def test_ranks_that_held_different_tables_all_take_the_new_one():
+    reports = [link(100, rtt_us={}) for _ in range(3)]
+    first = agree(rows_of(reports, table=Network.uniform(3)), Network.uniform(3), number=1)
+    other = replace(first, up_bits_per_s=(1, 2, 3))
+    rows = [rows_of(reports, table=table)[rank] for rank, table in enumerate((first, first, other))]
+    assert agree(rows, first, number=2) == agree(rows, other, number=2)
+
+
+@given(data=st.data(), size=st.integers(3, 6), seed=st.integers(0, 2**32))
+def test_all_ranks_use_the_same_table_for_an_operation_however_far_one_is_ahead(data, size, seed):
+    """Each rank goes on as fast as it likes; an agreement is over when all have given their row."""
+    choose = random.Random(seed)
+    planners = [Planner(ranks=range(size), forced="", site="") for _ in range(size)]
+    problem = Problem(operation=Operation.ALLREDUCE, rank=0, size=size, item_bytes=4, counts=(10**6,))
+    turn = [0] * size
+    given_rows: list[list[np.ndarray]] = [[] for _ in range(size)]
+    ended = [0] * size
+    used: list[dict[int, Any]] = [{} for _ in range(size)]
+    rates = data.draw(st.lists(st.integers(1, 1000), min_size=1, max_size=4))
+    for _ in range(3000):
+        rank = choose.randrange(size)
+        planner = planners[rank]
+        if ended[rank] < len(given_rows[rank]) and all(len(rows) > ended[rank] for rows in given_rows):
+            planner.agreed([rows[ended[rank]] for rows in given_rows])
+            ended[rank] += 1
+            continue
+        choice = planner.choice(problem, turn[rank])
+        if choice is None:
+            continue
+        used[rank][turn[rank]] = (choice.taken.plan, choice.network_number)
+        if planner.is_due(turn[rank]):
+            mbit = rates[len(given_rows[rank]) % len(rates)] * (1 + rank)
+            given_rows[rank].append(planner.begin(turn[rank], link(mbit, rtt_us={}), now_s=0.01 * turn[rank] + 1))
+        turn[rank] += 1
+    shared = min(turn)
+    assert shared > FIRST + LAG
+    for number in range(shared):
+        assert len({used[rank][number] for rank in range(size)}) == 1
+    assert max(ended) > 1
+
+
+def test_agreements_come_about_every_two_seconds_and_not_after_every_operation():
+    planner = Planner(ranks=range(3), forced="", site="")
+    due = []
+    for number in range(2000):
+        if planner.is_due(number):
+            due.append(number)
+            row = planner.begin(number, link(100, rtt_us={}), now_s=1 + 0.02 * number)
+            planner.agreed([row] * 3)
+    assert due[:3] == [FIRST, 2 * FIRST, 3 * FIRST]
+    assert all(1.9 <= 0.02 * (later - one) <= 2.1 for one, later in itertools.pairwise(due[3:]))
+    assert OPERATIONS_MAX * 0.02 > 2
+
+
+def test_two_ranks_never_agree():
+    assert not any(Planner(ranks=range(2), forced="", site="").is_due(number) for number in range(1000))
+
+
+def statistics(*, delivered: int, received: int, idle: bool = False) -> ConnectionStatistics:
+    return ConnectionStatistics(
+        peer="",
+        remote=("127.0.0.1", 1),
+        bulk=False,
+        rtt_s=0.02,
+        rtt_s_min=0.01,
+        rtt_latest_s=0.02,
+        congestion_window_bytes=0,
+        in_flight_bytes=0,
+        sent_bytes=delivered,
+        received_bytes=received,
+        delivered_bytes=delivered,
+        lost_packets=0,
+        sent_packets=0,
+        delivery_rate_bits_per_s=0,
+        application_limited=idle,
+        path_mtu_bytes=1200,
+        ecn_ce_reports=None,
+    )
+
+
+def test_a_link_s_rate_is_the_most_of_the_last_busy_samples_over_all_peers():
+    rates, now_s, sent = LinkRates(), 100.0, 0
+    for mbit in [40, 100, 60, *[10] * 3]:
+        now_s += SAMPLE_S
+        sent += int(mbit * MBIT / 8 * SAMPLE_S / 2)
+        rates.sample(now_s, {rank: statistics(delivered=sent, received=2 * sent) for rank in (1, 2)})
+    report = rates.report(frozenset({2}))
+    assert report.up_bits_per_s == pytest.approx(100 * MBIT, rel=0.01)
+    assert report.down_bits_per_s == pytest.approx(200 * MBIT, rel=0.01)
+    assert report.far_up_bits_per_s == pytest.approx(50 * MBIT, rel=0.01)
+    assert report.rtt_us == {1: 10_000, 2: 10_000}
+    for _ in range(SAMPLES_KEPT):
+        now_s += SAMPLE_S
+        sent += int(25 * MBIT / 8 * SAMPLE_S / 2)
+        rates.sample(now_s, {rank: statistics(delivered=sent, received=sent) for rank in (1, 2)})
+    assert rates.report(frozenset()).up_bits_per_s == pytest.approx(25 * MBIT, rel=0.01)
+
+
+def test_idle_links_say_nothing_and_what_was_measured_stays():
+    rates, sent = LinkRates(), 0
+    for i, idle in enumerate([False, False, True, True]):
+        sent += 1_000_000 if not idle else 1000
+        rates.sample(100 + SAMPLE_S * i, {1: statistics(delivered=sent, received=0, idle=idle)})
+    rates.sample(200.0, {1: statistics(delivered=sent + 10**9, received=0)})  # across an idle time
+    assert rates.report(frozenset()).up_bits_per_s == pytest.approx(8e6 / SAMPLE_S, rel=0.01)
+
+
+def test_a_group_agrees_beside_its_operations_and_goes_on(make_world):
+    world = make_world(3)
+
+    def body(group: Any) -> list[float]:
+        works, tensors = [], [np.full(10_000, group.rank + number, "f4") for number in range(60)]
+        for tensor in tensors:
+            works.append(group.allreduce(tensor))
+        for work in works:
+            work.wait(30)
+        return [float(tensor[0]) for tensor in tensors]
+
+    assert world.results(body) == [[3.0 * number + 3 for number in range(60)]] * 3
+    documents = [group.explain() for group in world.groups]
+    assert all(document["network"]["number"] >= 1 for document in documents)
+    assert len({json.dumps(document["network"]) for document in documents}) == 1
+    entries = [one for one in documents[0]["collectives"] if one["operation"] == "all_reduce" and one["measured_s"]]
+    assert sum(one["count"] for one in entries) == 60
+    assert all(one["bytes"] == 40_000 and one["measured_s"] > 0 and one["candidates"] for one in entries)
+
+
+def test_ranks_that_were_asked_for_different_algorithms_say_so(make_world):
+    world = make_world(3)
+    names = ["direct", "exchange", "direct"]
+    groups = [group.subgroup([0, 1, 2], algorithm=name) for group, name in zip(world.groups, names, strict=True)]
+    outcomes = world.run(lambda group: groups[group.rank].allreduce(np.ones(1000, "f4")).wait(30))
+    assert all(isinstance(one, PeerError) for one in outcomes)
+    assert "called allreduce sum of 1000 float32 by exchange" in str(outcomes[0])
+
+
+def test_what_waits_for_an_agreement_ends_with_it(make_world):
+    """A rank that stops before an agreement: the others' operations time out, or are cancelled."""
+    world = make_world(3)
+
+    def body(group: Any) -> int:
+        works = []
+        for number in range(FIRST + LAG + 3):
+            if group.rank == 2 and number == FIRST:
+                return 0
+            works.append(group.allreduce(np.ones(10, "f4"), timeout_s=1.0 if number >= FIRST else 30.0))
+        failed = 0
+        for work in works:
+            try:
+                work.wait(30)
+            except (TimedOutError, CancelledError):
+                failed += 1
+        return failed
+
+    assert world.results(body)[:2] == [LAG + 3] * 2
+    wait_until(lambda: not any(group._runtime._in_flight.is_running("w") for group in world.groups[:2]))
+
+
+def test_a_group_that_is_closed_ends_what_waits_for_an_agreement(make_world):
+    world = make_world(3)
+    works = [world.groups[0].allreduce(np.ones(10, "f4")) for _ in range(FIRST + LAG + 3)]
+    world.groups[0].close()
+    for work in works:
+        with pytest.raises(CancelledError):
+            work.wait(30)
+
+
+def test_a_rank_that_is_lost_ends_what_waits_for_an_agreement(make_world):
+    world = make_world(3, reconnect_s=0.1)
+    works = [group.allreduce(np.ones(10, "f4")) for group in world.groups[:2] for _ in range(FIRST + LAG + 3)]
+    world.groups[2].close()
+    for work in works:
+        with pytest.raises((ConnectionLostError, CancelledError)):
+            work.wait(30)
+
+
+def test_an_unknown_algorithm_is_an_error_that_lists_the_known_ones(make_world):
+    world = make_world(2)
+    with pytest.raises(ConfigurationError, match=r"HIVE_ALGORITHM.*one of direct, weighted, two_level"):
+        world.groups[0].subgroup([0, 1], algorithm="fastest")
+    with pytest.raises(ConfigurationError, match=r"HIVE_ALGORITHM.*one of direct"):
+        make_world(1, algorithm="fastest")
+    assert Settings.from_environment({"HIVE_ALGORITHM": "tree", "HIVE_SITE": "attic"}).algorithm == "tree"
+
+
+def test_the_agreement_of_a_group_is_in_a_group_that_no_user_can_name(make_world):
+    world = make_world(2)
+    with pytest.raises(Exception, match=r"no '\|'"):
+        world.groups[0].subgroup([0, 1], name=agreement_group("w"))

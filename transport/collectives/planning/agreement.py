@@ -1,0 +1,142 @@
+"""What all ranks of a group hold for true of their links: each gives its report, all reckon the same table. Pure.
+
+A report is a row of int64, so that an all-gather carries it. `agree` sees the same rows on every rank and uses whole
+numbers, so that every rank gets the same table.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+from collections.abc import Sequence
+from dataclasses import astuple, replace
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from transport.collectives.planning.cost_model import Network
+from transport.collectives.planning.link_rates import LinkReport
+
+Row: TypeAlias = npt.NDArray[np.int64]
+
+CHANGE_PERCENT = 25
+"""A table is replaced when a rate differs by more than this: traffic of others moves rates by less most of the time,
+and an algorithm that is the best by less than this is not worth a change."""
+SITE_RTT_US = 2000
+"""Ranks with round trips of at most this are at one site: a light path of 200 km, more than a city."""
+RATE_UNKNOWN_BITS_PER_S = 1_000_000_000
+"""Where no rank has measured anything."""
+FIXED = 7
+"""Numbers in a row before the round trips."""
+
+
+def row_of(report: LinkReport, *, ranks: Sequence[int], table: Network, interval_us: int, site: str) -> Row:
+    """This rank's row.
+
+    Args:
+        ranks: the group's members as ranks of the endpoint.
+        table: the one that holds.
+        interval_us: between the group's operations.
+        site: its name, "" where there is none.
+    """
+    fixed = [
+        report.up_bits_per_s,
+        report.down_bits_per_s,
+        report.far_up_bits_per_s,
+        report.far_down_bits_per_s,
+        interval_us,
+        _digest(site) if site else 0,
+        _digest(repr(astuple(replace(table, number=0)))),
+    ]
+    return np.array([*fixed, *(report.rtt_us.get(rank, 0) for rank in ranks)], dtype=np.int64)
+
+
+def agree(rows: Sequence[Row], previous: Network, *, number: int) -> Network:
+    """The table that holds from now on: the previous one, unless the rows differ from it by enough.
+
+    Args:
+        rows: one of each rank, in rank order.
+        previous: the table that held; not looked at where the ranks had different ones.
+        number: of this agreement, from 1.
+    """
+    size = len(rows)
+    up, down, far_up, far_down, _, sites, digests = (tuple(int(row[i]) for row in rows) for i in range(FIXED))
+    rtt = np.array([row[FIXED:] for row in rows])
+    latency = np.maximum(rtt, rtt.T) // 2
+    where = _sites(sites, latency)
+    there = [[rank for rank in range(size) if where[rank] == site] for site in range(max(where) + 1)]
+    table = Network(
+        up_bits_per_s=_known(up),
+        down_bits_per_s=_known(down),
+        latency_us=tuple(tuple(int(one) for one in row) for row in latency),
+        sites=where,
+        site_up_bits_per_s=_site_rates(there, far_up, up),
+        site_down_bits_per_s=_site_rates(there, far_down, down),
+        message_s=previous.message_s,
+        number=number,
+    )
+    same_before = len(set(digests)) == 1
+    return previous if same_before and previous.number and not _differs(table, previous) else table
+
+
+def operations_until_next(rows: Sequence[Row], *, every_s: float, at_least: int, at_most: int) -> int:
+    """After how many operations the next agreement is due, for about one every `every_s`."""
+    interval_us = max(int(row[4]) for row in rows)
+    return min(max(int(every_s * 1e6) // max(interval_us, 1), at_least), at_most)
+
+
+def _known(rates: Sequence[int]) -> tuple[int, ...]:
+    """Rounded; a rank that measured nothing has the others' median."""
+    measured = [rate for rate in rates if rate > 0]
+    unknown = statistics.median_low(measured) if measured else RATE_UNKNOWN_BITS_PER_S
+    return tuple(_rounded(rate or unknown) for rate in rates)
+
+
+def _site_rates(there: Sequence[Sequence[int]], far: Sequence[int], all_: Sequence[int]) -> tuple[int, ...]:
+    """What leads from each site to the others carries what its ranks' traffic across reached together."""
+    across = [sum(far[rank] for rank in ranks) for ranks in there]
+    if any(across):
+        return _known(across)
+    known = _known(all_)
+    return tuple(sum(known[rank] for rank in ranks) for ranks in there)
+
+
+def _rounded(rate: int) -> int:
+    """Two digits: what is beyond them is noise, and would make every table new."""
+    unit = 10 ** max(len(str(rate)) - 2, 0)
+    return int(max((rate + unit // 2) // unit * unit, 1))
+
+
+def _sites(names: Sequence[int], latency_us: npt.NDArray[np.int64]) -> tuple[int, ...]:
+    """The site of each rank: by name where all have one, else who is near to whom, and near to those."""
+    size = len(names)
+    label = list(names) if all(names) else list(range(size))
+    if not all(names):
+        for here in range(size):
+            for there in range(here):
+                if 0 < 2 * latency_us[here, there] <= SITE_RTT_US:
+                    label = [label[there] if one == label[here] else one for one in label]
+    numbers = {one: number for number, one in enumerate(dict.fromkeys(label))}
+    return tuple(numbers[one] for one in label)
+
+
+def _differs(table: Network, previous: Network) -> bool:
+    if table.sites != previous.sites:
+        return True
+    pairs = zip(
+        (*table.up_bits_per_s, *table.down_bits_per_s, *table.site_up_bits_per_s, *table.site_down_bits_per_s),
+        (
+            *previous.up_bits_per_s,
+            *previous.down_bits_per_s,
+            *previous.site_up_bits_per_s,
+            *previous.site_down_bits_per_s,
+        ),
+        strict=True,
+    )
+    return any(100 * abs(now - before) > CHANGE_PERCENT * before for now, before in pairs)
+
+
+def _digest(text: str) -> int:
+    """Positive, for int64."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big") or 1

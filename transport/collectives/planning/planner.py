@@ -1,0 +1,194 @@
+"""One group's choice of algorithms: which table of links holds for which operation, and what came of each choice. Pure.
+
+Every so many operations the ranks agree anew on their links (`agreement`), beside the operations themselves. The table
+of an agreement that begins with operation N holds from operation N + LAG on: on every rank for the same operations,
+however far one runs ahead of another. An operation that is called before its table is there waits for it.
+
+When the next agreement begins is part of what is agreed, too. If one fails, its group's table stays what it was; ranks
+on which it did not fail would then plan differently, which the signature of a call names.
+
+Groups of one or two ranks need no agreement: nothing that is measured would change what is best.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from transport.collectives.algorithms.registry import ALGORITHMS
+from transport.collectives.planning import agreement
+from transport.collectives.planning.agreement import Row
+from transport.collectives.planning.cost_model import Candidate, Choice, Network, choose
+from transport.collectives.planning.link_rates import LinkReport
+from transport.collectives.problem import Operation, Plan, Problem
+
+LAG = 2
+"""Operations that go on while the ranks agree. One that takes a round trip hides the agreement, and one more the
+reduction at its end."""
+FIRST = 4
+"""The operation with which the first agreement begins: what comes before fills the links."""
+EVERY_S = 2.0
+"""Between agreements. A change has to be measured for up to 4 s first: together less than 10 s."""
+OPERATIONS_MIN, OPERATIONS_MAX = LAG + 2, 512
+CHOICES_KEPT = 128
+"""Shapes. A training step has some dozens."""
+TIMES_KEPT = 16
+
+
+@dataclass
+class _Kept:
+    """A choice, and how long operations with it took."""
+
+    choice: Choice
+    count: int = 0
+    times_s: deque[float] = field(default_factory=lambda: deque(maxlen=TIMES_KEPT))
+
+
+class Planner:
+    """See the module. One of each group; in the transport's thread, but for `latest`.
+
+    Args:
+        ranks: the group's members as ranks of the endpoint.
+        forced: an algorithm to use wherever it can be; "" for the best.
+        site: the name of this rank's site, "" where it has none.
+    """
+
+    def __init__(self, *, ranks: Sequence[int], forced: str, site: str) -> None:
+        self._ranks = ranks
+        self._forced = forced
+        self._site = site
+        self._tables: list[tuple[int, Network | None]] = [(0, Network.uniform(len(ranks)))]
+        self._next = FIRST
+        self._interval = FIRST
+        self._began: tuple[int, float] = (0, 0.0)
+        self._choices: OrderedDict[tuple[Problem, int], _Kept] = OrderedDict()
+
+    @property
+    def agrees(self) -> bool:
+        """Whether there are agreements at all."""
+        return len(self._ranks) > 2
+
+    @property
+    def table(self) -> Network:
+        """The latest that was agreed on."""
+        return next(table for _, table in reversed(self._tables) if table is not None)
+
+    def is_due(self, number: int) -> bool:
+        """Whether an agreement begins with this operation; asked once for each, in any order."""
+        return self.agrees and number >= self._next and self._tables[-1][1] is not None
+
+    def begin(self, number: int, report: LinkReport, *, now_s: float) -> Row:
+        """An agreement begins, with or after the operation that is due; this rank's row."""
+        boundary = self._next
+        interval_us = int(1e6 * (now_s - self._began[1]) / max(number - self._began[0], 1)) if self._began[1] else 0
+        self._began = (number, now_s)
+        self._tables = [*self._tables[-1:], (boundary + LAG, None)]
+        self._next = boundary + self._interval
+        return agreement.row_of(report, ranks=self._ranks, table=self.table, interval_us=interval_us, site=self._site)
+
+    def agreed(self, rows: Sequence[Row]) -> None:
+        """The agreement has ended."""
+        table = agreement.agree(rows, self.table, number=self.table.number + 1)
+        unmeasured = any(row[0] == 0 or row[4] == 0 for row in rows)
+        self._interval = agreement.operations_until_next(
+            rows, every_s=EVERY_S, at_least=OPERATIONS_MIN, at_most=FIRST if unmeasured else OPERATIONS_MAX
+        )
+        self._settle(table)
+
+    def failed(self) -> None:
+        """The agreement has failed: what held goes on."""
+        self._settle(self.table)
+
+    def _settle(self, table: Network) -> None:
+        (first, _) = self._tables[-1]
+        self._tables[-1] = (first, table)
+
+    def choice(self, problem: Problem, number: int) -> Choice | None:
+        """How an operation is done; None while its table is not there yet."""
+        for first, table in reversed(self._tables):
+            if number >= first:
+                return None if table is None else self._choose(problem, table)
+        return self._choose(problem, self.table)  # one that a signal's handler overtook, of an older table's time
+
+    def latest(self, problem: Problem) -> Choice:
+        """How an operation would be done by the latest table. From any thread."""
+        return self._choose(problem, self.table)
+
+    def ended(self, problem: Problem, choice: Choice, *, took_s: float) -> None:
+        """An operation has ended well."""
+        kept = self._choices.get((_shape(problem), choice.network_number))
+        if kept is not None:
+            kept.count += 1
+            kept.times_s.append(took_s)
+
+    def _choose(self, problem: Problem, table: Network) -> Choice:
+        key = (_shape(problem), table.number)
+        kept = self._choices.get(key)
+        if kept is None:
+            if problem.operation not in ALGORITHMS:
+                only = Candidate(Plan(), 0.0, "")
+                return Choice(only, (only,), "there is one way alone")
+            kept = self._choices[key] = _Kept(choose(_shape(problem), table, forced=self._forced))
+            while len(self._choices) > CHOICES_KEPT:
+                self._choices.popitem(last=False)
+        return kept.choice
+
+    def explain(self) -> dict[str, object]:
+        """The table and all choices, as JSON has them: seconds, bytes and bits per second."""
+        table = self.table
+        return {
+            "network": {
+                "number": table.number,
+                "measured": table.number > 0,
+                "up_bits_per_s": list(table.up_bits_per_s),
+                "down_bits_per_s": list(table.down_bits_per_s),
+                "latency_us": [list(row) for row in table.latency_us],
+                "sites": list(table.sites),
+                "site_up_bits_per_s": list(table.site_up_bits_per_s),
+                "site_down_bits_per_s": list(table.site_down_bits_per_s),
+            },
+            "forced": self._forced,
+            "collectives": [
+                {
+                    "operation": operation_name(problem.operation),
+                    "bytes": sum(problem.counts or problem.receive_counts) * problem.item_bytes,
+                    "network_number": number,
+                    **explained(kept.choice),
+                    "measured_s": statistics.median(kept.times_s) if kept.times_s else None,
+                    "count": kept.count,
+                }
+                for (problem, number), kept in tuple(self._choices.items())
+            ],
+        }
+
+
+def explained(choice: Choice) -> Mapping[str, object]:
+    """A choice as JSON has it."""
+    return {
+        "algorithm": choice.taken.plan.algorithm,
+        "reason": choice.reason,
+        "predicted_s": choice.taken.predicted_s,
+        "candidates": [
+            {
+                "algorithm": one.plan.algorithm,
+                "predicted_s": one.predicted_s,
+                "bound": one.bound,
+                "weights": list(one.plan.weights),
+                "sites": list(one.plan.sites),
+            }
+            for one in choice.candidates
+        ],
+    }
+
+
+def operation_name(operation: Operation) -> str:
+    """As users write it."""
+    return operation.name.lower().replace("allreduce", "all_reduce")
+
+
+def _shape(problem: Problem) -> Problem:
+    """What all ranks have in common."""
+    counts = () if problem.operation is Operation.ALL_GATHER else problem.counts
+    return replace(problem, rank=0, turn=0, counts=counts)
