@@ -73,7 +73,7 @@ class EngineSettings:
         handshake_timeout_s: a connection that is not up by then has failed.
         datagram_bytes: UDP payload of a packet; 1200 passes everywhere, 1452 fits Ethernet without tunnels.
         congestion: for gradients, `cubic`, `reno` (not measured), `rate` (follows `Engine.set_rate`), or, native
-            only, `bbr`. Bulk endpoints use the delay-bounded controller.
+            only, `bbr`. Native's bulk endpoints use its delay-bounded controller instead.
         protocol: which of `PROTOCOLS` is spoken (ALPN); a peer that speaks another is refused in its handshake.
     """
 
@@ -205,7 +205,8 @@ class Engine(abc.ABC):
         Args:
             sock: a bound, non-blocking UDP socket; its marks (TOS, priority) are somebody else's.
             hello: what to say of ourselves, by the keys of `docs/reference/wire.md`.
-            bulk: use the delay-bounded congestion controller, which yields to everything else.
+            bulk: state that yields: to gradients in what this side sends, and, native only, to everything on the path
+                (the delay-bounded controller).
         """
 
     @abc.abstractmethod
@@ -230,7 +231,8 @@ class Engine(abc.ABC):
           bound: less is sent where the path gives less, and 0.95 of it at most, because acknowledgements are not held.
         - It is divided among the connections that have data to send, in equal parts; what one of them cannot use,
           because its path gives less, goes to the others.
-        - It is followed from the next packet or acknowledgement of each connection on.
+        - It is followed from the next packet or acknowledgement of each connection on. Native sends less where delay or
+          heavy loss says that the path gives less; aioquic goes by `cubic` below the rate.
         - It is forgotten `RATE_VALID_S` after it was last given. Without a rate (None: not known), connections do as
           with `cubic`.
         - Under another congestion control, and for an endpoint that does not exist, nothing comes of it.

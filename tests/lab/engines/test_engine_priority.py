@@ -52,7 +52,7 @@ def measure(lab: Lab, folder: Path, engine: str, *, seconds: float) -> dict[str,
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("engine", ["aioquic", "native"])
+@pytest.mark.parametrize("engine", ["native"])
 def test_a_control_message_does_not_wait_behind_a_gigabyte_of_bulk(
     lab_factory: Callable[..., Lab], tmp_path: Path, engine: str
 ) -> None:

@@ -21,10 +21,10 @@ from aioquic.tls import CipherSuite
 from cryptography import x509
 
 from transport.engine.aioquic.connection import CID_BYTES
-from transport.engine.aioquic.loss_recovery import BULK_CONTROLLER, CUBIC_CONTROLLER, RATE_CONTROLLER
+from transport.engine.aioquic.measurement import CONTROLLERS
 from transport.engine.aioquic.udp_socket import UdpPort
 from transport.engine.base import EngineSettings
-from transport.engine.congestion.rate_following import EndpointRate
+from transport.engine.congestion.pacer import Pacer
 from transport.identity.credentials import Trust
 
 INITIAL_BYTES_MIN = 1200
@@ -34,8 +34,6 @@ STREAM_WINDOW_BYTES = 2**20
 STREAMS_IN_WINDOW = 16
 """So many unposted messages may begin before a posted one could be kept waiting by them."""
 WINDOW_BYTES_MIN = 65536
-CONTROLLERS = {"cubic": CUBIC_CONTROLLER, "reno": "reno", "rate": RATE_CONTROLLER}
-"""By what `EngineSettings.congestion` says."""
 
 
 @dataclass
@@ -49,7 +47,7 @@ class Endpoint:
     bulk: bool
     certificates: list[x509.Certificate]
     key: Any
-    rate: EndpointRate = field(default_factory=EndpointRate)
+    pacer: Pacer = field(default_factory=Pacer)
 
 
 def configuration_of(endpoint: Endpoint, settings: EngineSettings, *, is_client: bool) -> QuicConfiguration:
@@ -66,7 +64,7 @@ def configuration_of(endpoint: Endpoint, settings: EngineSettings, *, is_client:
             CipherSuite.AES_256_GCM_SHA384,
             CipherSuite.CHACHA20_POLY1305_SHA256,
         ],
-        congestion_control_algorithm=BULK_CONTROLLER if endpoint.bulk else CONTROLLERS[settings.congestion],
+        congestion_control_algorithm=CONTROLLERS[settings.congestion],
         connection_id_length=CID_BYTES,
         idle_timeout=max(
             30.0, 2 * (settings.dead_after_s or 0.0)

@@ -1,4 +1,4 @@
-"""The pure-Python engine as its callers see it: arguments are checked here, the thread of `aioquic_core` does the work.
+"""The pure-Python engine as its callers see it: arguments are checked here, the thread of `core` does the work.
 
 In a forked child the engine is inert: its sockets are closed there, and its methods raise, except `close`.
 """
@@ -13,8 +13,9 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 
-from transport.engine.aioquic.configuration import CONTROLLERS, Endpoint
+from transport.engine.aioquic.configuration import Endpoint
 from transport.engine.aioquic.core import Core
+from transport.engine.aioquic.measurement import CONTROLLERS
 from transport.engine.aioquic.streams import Post, SendStream
 from transport.engine.aioquic.udp_socket import UdpPort
 from transport.engine.base import Address, Buffer, ConnectionStatistics, Engine, EngineSettings, Event, Priority

@@ -226,7 +226,6 @@ class Mailbox:
 
     def _throw_away(self, stream: ReceiveStream, channel: Channel, *, complete: bool = False) -> None:
         stream.destination = None
-        stream.fragments.clear()
         channel.release(stream)
         if not complete:
             channel.refuse(stream, WireCode.DISCARDED)
@@ -238,7 +237,6 @@ class Mailbox:
             return True
         self._forget(post)
         stream.destination = None
-        stream.fragments.clear()
         if channel is not None:
             channel.release(stream)
             if not stream.complete:
@@ -264,7 +262,7 @@ class Mailbox:
         else:
             destination = post.buffer
         if held is not None:
-            have = min(stream.covered, stream.highest - stream.head_bytes)
+            have = min(stream.covered, stream.received - stream.head_bytes)
             if have > 0:
                 destination[:have] = memoryview(held)[:have]
         stream.destination = destination

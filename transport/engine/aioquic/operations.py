@@ -160,7 +160,7 @@ class Operations:
                 error = TimedOutError(
                     f"sending to {link.peer}",
                     timeout_s=stream.timeout_s,
-                    bytes_done=stream.acked,
+                    bytes_done=link.connection.outgoing.acked(stream),
                     bytes_total=stream.total,
                 )
                 self._abandon(operation, WireCode.DEADLINE_PASSED, error)

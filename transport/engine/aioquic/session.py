@@ -14,7 +14,7 @@ from transport.engine.aioquic.streams import SendStream
 from transport.engine.base import ConnectionStatistics
 from transport.engine.validation import CONTROL_STREAM_LEVEL, called
 from transport.identity.credentials import Trust
-from transport.wire.control_frames import ACK_FREQUENCY, FrameType, HelloKey, encode_frame
+from transport.wire.control_frames import FrameType, encode_frame
 from transport.wire.error_codes import WireCode, WireError
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ class Link:
         self.sends: dict[int, SendStream] = {}
         self.pinged_at = now
         self.timer_at: float | None = None
+        self.sent_at = now
         self.ended = False
         self.closed_here = False
         self.local_error: TransportError | None = None
@@ -98,8 +99,6 @@ class Link:
                 raise WireError(WireCode.PROTOCOL_VIOLATION, "said hello twice")
             admission.admit_hello(self.hello, fields)
             self.peer_hello = dict(fields)
-            if ACK_FREQUENCY in fields.get(HelloKey.FEATURES, []):
-                self.connection.want_prompt_acknowledgements()
             self._on_ready(self)
         elif self.peer_hello is None:
             raise WireError(WireCode.PROTOCOL_VIOLATION, "sent something else before its hello")
@@ -137,27 +136,28 @@ class Link:
 
     def statistics(self, *, now_s: float) -> ConnectionStatistics:
         """What the connection measured; where nothing comes nothing is delivered, which only the clock tells."""
-        recovery = self.connection.recovery
-        if recovery.bytes_in_flight == 0:
-            recovery.delivery.on_limited()
-        recovery.delivery.update(now_s=now_s)
-        least = recovery.rtt_window.least_s
+        connection, controller = self.connection, self.connection.controller
+        delivery = controller.delivery
+        if controller.bytes_in_flight == 0:
+            delivery.on_limited()
+        delivery.update(now_s=now_s)
+        rtt_s, latest_s = connection.rtt_s
         return ConnectionStatistics(
             peer=self.peer,
             remote=(self.address[0], self.address[1]),
             bulk=self.bulk,
-            rtt_s=recovery._rtt_smoothed,
-            rtt_s_min=least if recovery._rtt_initialized else 0.0,
-            rtt_latest_s=recovery._rtt_latest,
-            congestion_window_bytes=recovery.congestion_window,
-            in_flight_bytes=recovery.bytes_in_flight,
-            sent_bytes=recovery.sent_bytes,
-            received_bytes=self.connection.datagram_bytes_received,
-            delivered_bytes=recovery.delivery.delivered_bytes,
-            lost_packets=recovery.lost_packets,
-            sent_packets=recovery.sent_packets,
-            delivery_rate_bits_per_s=recovery.delivery.rate_bits_per_s,
-            application_limited=recovery.delivery.application_limited,
-            path_mtu_bytes=self.connection._max_datagram_size,
+            rtt_s=rtt_s,
+            rtt_s_min=min(controller.rtt_window.least_s, latest_s),
+            rtt_latest_s=latest_s,
+            congestion_window_bytes=controller.congestion_window,
+            in_flight_bytes=controller.bytes_in_flight,
+            sent_bytes=connection.datagram_bytes_sent,
+            received_bytes=connection.datagram_bytes_received,
+            delivered_bytes=delivery.delivered_bytes,
+            lost_packets=controller.lost_packets,
+            sent_packets=connection.datagrams_sent,
+            delivery_rate_bits_per_s=delivery.rate_bits_per_s,
+            application_limited=delivery.application_limited,
+            path_mtu_bytes=connection.datagram_bytes,
             ecn_ce_reports=None,
         )

@@ -1,0 +1,54 @@
+"""aioquic's congestion controls, with the counters that `ConnectionStatistics` has and aioquic does not keep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from aioquic.quic.congestion.base import QuicCongestionControl, register_congestion_control
+from aioquic.quic.congestion.cubic import CubicCongestionControl
+from aioquic.quic.congestion.reno import RenoCongestionControl
+
+from transport.engine.congestion.path_estimates import DeliveryRate, RttWindow
+
+
+class Counting(QuicCongestionControl):
+    """Counts what the control is told."""
+
+    def __init__(self, *, max_datagram_size: int) -> None:
+        super().__init__(max_datagram_size=max_datagram_size)
+        self.rtt_window = RttWindow()
+        self.delivery = DeliveryRate()
+        self.lost_packets = 0
+
+    def count_on(self, before: Counting) -> None:
+        """Take over the counts of the control before, and what is in flight; nothing of what it learnt."""
+        self.bytes_in_flight = before.bytes_in_flight
+        self.delivery, self.lost_packets = before.delivery, before.lost_packets
+
+    def on_packet_acked(self, *, now: float, packet: Any) -> None:
+        self.delivery.on_acked(packet.sent_bytes)
+        super().on_packet_acked(now=now, packet=packet)  # type: ignore[safe-super]  # of a control that is mixed in
+
+    def on_packets_lost(self, *, now: float, packets: Iterable[Any]) -> None:
+        lost = list(packets)
+        self.lost_packets += len(lost)
+        super().on_packets_lost(now=now, packets=lost)  # type: ignore[safe-super]  # of a control that is mixed in
+
+    def on_rtt_measurement(self, *, now: float, rtt: float) -> None:
+        self.rtt_window.add(rtt, now_s=now)
+        super().on_rtt_measurement(now=now, rtt=rtt)  # type: ignore[safe-super]  # of a control that is mixed in
+
+
+class Cubic(Counting, CubicCongestionControl):
+    """CUBIC (RFC 9438)."""
+
+
+class Reno(Counting, RenoCongestionControl):
+    """NewReno (RFC 9002)."""
+
+
+CONTROLLERS = {"cubic": "hive-cubic", "reno": "hive-reno", "rate": "hive-cubic"}
+"""By what `EngineSettings.congestion` says. `rate` is CUBIC behind the token bucket of `congestion.pacer`."""
+register_congestion_control(CONTROLLERS["cubic"], Cubic)
+register_congestion_control(CONTROLLERS["reno"], Reno)
