@@ -1,6 +1,4 @@
-//! The control of bulk state, which yields; its law and its numbers are those of `transport/engine/congestion/delay_bound.py`, but for
-//! the least queue, for Python cannot tell a quarter of a millisecond from its own pauses, and for the base, whose freaks
-//! are within the queue that is allowed there.
+//! The control of bulk state, which yields to everything else on its path.
 //!
 //! It keeps the queue that it makes itself near `max(0.25 ms, base / 4)` (after LEDBAT, RFC 6817, and LEDBAT++), so that a
 //! small message to the same peer does not wait behind it.

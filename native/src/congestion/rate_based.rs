@@ -1,5 +1,4 @@
-//! The controller that follows a rate given from outside; its law and its numbers are those of
-//! `transport/engine/congestion/rate_following.py`, where the law is explained.
+//! The controller that follows a rate given from outside, by the law of `rate_law`.
 //!
 //! Pacing: the stack's own pacer sends 1.25 windows a round trip, and a window of 0.8 of what has to be in flight for a
 //! rate would carry 0.8 of the rate. So the window is what may be in flight, and a bucket of our own (`Pacer`) opens and

@@ -1,5 +1,23 @@
-//! How a connection follows its part of the rate while it watches delay and loss. What the numbers mean is said in
-//! `transport/engine/congestion/rate_following.py`.
+//! How a connection follows its part of a rate, paces at it, and watches whether the path carries it. Somebody who sees
+//! the whole link (the broker) says how much this endpoint may send; `EndpointRate` divides that among its connections.
+//!
+//! - Pace: 0.95 of the part (`HEADROOM`). Acknowledgements of what comes the other way take up to 2.7 % of it (one of 82
+//!   bytes for two packets of 1494 each), and with the rest a queue that stands somewhere drains.
+//! - In flight: at most pace * (base round trip + `SLACK_S`). So a queue of our own holds 10 ms, and where somebody else's
+//!   queue stands on the path we get base + 10 ms over the present round trip of our rate: less, and never nothing.
+//! - A queue: the least round trip of a whole round (100 ms, or one round trip) more than max(5 ms, base / 8) over the
+//!   base. Then the pace falls to 0.8 of what is delivered until a queue of ours must be gone (its length / 0.2, and a
+//!   round trip; at most 0.8 s). If it is gone it was ours, and the path gives what was delivered: on with 0.95 of that.
+//!   If not, the path may have become slower meanwhile: once more, with what is delivered now. If it still stands, it is
+//!   somebody else's, and yielding would only give our part to whoever makes it: the pace is taken back, and delay is not
+//!   believed for 10 s or until the queue has gone.
+//! - Loss: surely more than 2 % (BBRv3's threshold; three standard deviations above it) of what was sent in the last second
+//!   at most: the pace falls to 0.95 of what is delivered. Random loss below that is not a queue, and changes nothing.
+//! - The pace that is kept falls at most by half at once. A round in which the application sent less than it might, and
+//!   less than half of the pace arrived, says nothing; losses are judged only where the application was not the limit
+//!   (after BBR's rule).
+//! - Recovery: 1 % a round, doubling to 5 %, up to the rate and never beyond. Within 4 % of where it had to yield last
+//!   (for 10 s) only 1 %: there the next queue is expected, and it is a short one.
 
 use std::time::{Duration, Instant};
 
