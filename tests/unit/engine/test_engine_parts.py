@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hive_qos.errors import CancelledError, ConnectionLostError, PeerError
-from transport.engine.aioquic.matching import Mailbox
+from transport.engine.aioquic.matching import Matcher
 from transport.engine.aioquic.receive_streams import PIECES_MAX, Incoming
 from transport.engine.aioquic.send_streams import Outgoing
 from transport.engine.aioquic.streams import Post, SendStream
@@ -230,11 +230,11 @@ def test_a_message_that_is_given_up_goes_no_further_and_stops_no_other() -> None
 
 
 class Desk:
-    """A mailbox with one connection."""
+    """A matcher with one connection."""
 
     def __init__(self, *, store: int = 8 * MIB, window: int = MIB) -> None:
         self.events: list[Event] = []
-        self.mailbox = Mailbox("p", store_bytes_max=store, emit=self.events.append)
+        self.matcher = Matcher("p", store_bytes_max=store, emit=self.events.append)
         self.operations = 0
         self.window = window
         self.channel = self.connect()
@@ -242,7 +242,7 @@ class Desk:
     def connect(self, account: object = None) -> Incoming:
         self.stack = Stack(data_limit=self.window)
         channel = incoming(self.stack, window=self.window)
-        channel.begin(self.mailbox, account=account)
+        channel.begin(self.matcher, account=account)
         return channel
 
     def data(self, stream_id: int, data: bytes, end: bool) -> None:
@@ -252,7 +252,7 @@ class Desk:
     def post(self, buffer: bytearray | None, tag: int = 0) -> int:
         self.operations += 1
         view = None if buffer is None else memoryview(buffer)
-        self.mailbox.post(Post(self.operations, "p", MatchKey(kind=Kind.BULK, tag=tag), view))
+        self.matcher.post(Post(self.operations, "p", MatchKey(kind=Kind.BULK, tag=tag), view))
         return self.operations
 
 
@@ -305,8 +305,8 @@ def test_bits_of_any_size_make_the_message(payload: bytes, seed: int, early: boo
         desk.post(buffer)
     assert [type(event) for event in desk.events] == [Received]
     assert buffer == payload
-    assert desk.mailbox.idle
-    assert desk.mailbox.reserved == 0
+    assert desk.matcher.idle
+    assert desk.matcher.reserved == 0
 
 
 def test_a_posted_message_is_granted_whole_and_an_unposted_one_only_while_there_is_room() -> None:
@@ -319,7 +319,7 @@ def test_a_posted_message_is_granted_whole_and_an_unposted_one_only_while_there_
     assert grants[6] > 10 * MIB
     assert grants[10] > MIB // 4
     assert 14 not in grants  # the third would take more than half of the store
-    assert desk.mailbox.reserved < MIB
+    assert desk.matcher.reserved < MIB
     desk.post(None, tag=3)
     assert desk.stack.granted[14] > MIB
 
@@ -400,22 +400,22 @@ def test_a_reset_of_a_waiting_message_frees_its_memory() -> None:
     desk = Desk()
     desk.data(6, wire(bytes(100))[:50], False)
     desk.channel.on_reset(6, 0)
-    assert desk.mailbox.reserved == 0
-    assert desk.mailbox.idle
+    assert desk.matcher.reserved == 0
+    assert desk.matcher.idle
 
 
 def test_posts_of_a_lost_connection_are_first_in_line_again() -> None:
     desk = Desk()
     first, second = desk.post(bytearray(10)), desk.post(bytearray(10))
     desk.data(6, wire(b"x" * 10)[:-2], False)
-    desk.mailbox.disconnected(desk.channel)
+    desk.matcher.disconnected(desk.channel)
     other = desk.connect()
     other.on_data(6, wire(b"y" * 10), end=True)
     (event,) = desk.events
     assert isinstance(event, Received)
     assert event.operation == first
     assert event.payload == b"y" * 10
-    desk.mailbox.fail_posts(lambda: ConnectionLostError("p", "gone"))
+    desk.matcher.fail_posts(lambda: ConnectionLostError("p", "gone"))
     assert isinstance(desk.events[-1], OperationFailed)
     assert desk.events[-1].operation == second
 
@@ -423,7 +423,7 @@ def test_posts_of_a_lost_connection_are_first_in_line_again() -> None:
 def test_a_complete_message_outlives_its_connection() -> None:
     desk = Desk()
     desk.data(6, wire(b"kept"), True)
-    desk.mailbox.disconnected(desk.channel)
+    desk.matcher.disconnected(desk.channel)
     desk.post(None)
     assert isinstance(desk.events[-1], Received)
     assert desk.events[-1].payload == b"kept"
@@ -433,13 +433,13 @@ def test_an_abandoned_step_is_dropped_now_and_later() -> None:
     desk = Desk()
     desk.data(6, wire(b"a", group="g", step=1), True)
     desk.data(10, wire(b"b" * 99, group="g", step=1)[:-9], False)
-    desk.mailbox.discard(group="g", before_step=2)
-    assert desk.mailbox.idle
-    assert desk.mailbox.reserved == 0
+    desk.matcher.discard(group="g", before_step=2)
+    assert desk.matcher.idle
+    assert desk.matcher.reserved == 0
     desk.data(14, wire(b"c", group="g", step=1), True)
     desk.data(18, wire(b"d", group="h", step=1), True)
     assert [event.header.group for event in desk.events if isinstance(event, UnexpectedMessage)] == ["g", "h"]
-    assert not desk.mailbox.idle
+    assert not desk.matcher.idle
 
 
 @pytest.mark.parametrize("data", [b"", b"\x05", wire(b"abc")[:-1], wire(b"abc") + b"d"])
@@ -477,7 +477,7 @@ def test_ranks_that_share_a_name_have_a_store_each() -> None:
         say(desk.channel, first, 2 + 4 * number, wire(bytes(400_000))[:100], end=False)
     assert set(first.granted) == {6}
     say(other, desk.stack, 6, wire(bytes(400_000), tag=7)[:100], end=False)
-    assert desk.mailbox._reserved[7] > 400_000
+    assert desk.matcher._reserved[7] > 400_000
     assert desk.stack.granted[6] > 400_000
-    desk.mailbox.disconnected(other)
-    assert desk.mailbox._reserved[7] == 0
+    desk.matcher.disconnected(other)
+    assert desk.matcher._reserved[7] == 0

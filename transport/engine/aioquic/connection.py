@@ -88,7 +88,7 @@ class HiveConnection(OpenedConnection):
     def move(self) -> None:
         """Our own address has changed, as the side that dialled: say so from there, and learn the new path.
 
-        By another connection identifier, so that nobody on the way links the two (RFC 9000 9.5).
+        By another connection identifier, so that nobody on the way sessions the two (RFC 9000 9.5).
         """
         self.change_connection_id()
         self.restart_path()

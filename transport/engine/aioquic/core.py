@@ -22,7 +22,7 @@ from transport.engine.aioquic.connection import CID_BYTES, HiveConnection
 from transport.engine.aioquic.event_loop import Loop
 from transport.engine.aioquic.operations import Operations
 from transport.engine.aioquic.receive_streams import code_name
-from transport.engine.aioquic.session import Link
+from transport.engine.aioquic.session import Session
 from transport.engine.aioquic.udp_socket import UdpPort
 from transport.engine.base import (
     DEAD_AFTER_S,
@@ -55,14 +55,14 @@ class Core(Loop):
         self._numbers = itertools.count(1)
         self._endpoints: dict[int, Endpoint] = {}
         self._by_descriptor: dict[int, Endpoint] = {}
-        self._links: list[Link] = []
-        self._by_number: dict[int, Link] = {}
-        self._by_cid: dict[bytes, Link] = {}
+        self._sessions: list[Session] = []
+        self._by_number: dict[int, Session] = {}
+        self._by_cid: dict[bytes, Session] = {}
         self._lingering: dict[bytes, tuple[bytes, float]] = {}
         self._proof = AddressProof()
         self.operations = Operations(
             store_bytes_max=settings.unexpected_bytes_max,
-            links=self._by_number,
+            sessions=self._by_number,
             emit=self._emit,
             clock=lambda: self._now,
         )
@@ -89,45 +89,46 @@ class Core(Loop):
         self._transmit(now)
 
     def _next_at(self) -> float | None:
-        times = [link.timer_at for link in self._links if link.timer_at is not None]
+        times = [session.timer_at for session in self._sessions if session.timer_at is not None]
         deadline_at = self.operations.next_deadline_at()
         if deadline_at is not None:
             times.append(deadline_at)
         return min(times, default=None)
 
     def _held_up(self, lost_s: float) -> None:
-        for link in self._links:
-            link.connection.heard_at += lost_s
-            link.started_at += lost_s
+        for session in self._sessions:
+            session.connection.heard_at += lost_s
+            session.started_at += lost_s
 
     # Datagrams in
 
     def _read(self, endpoint: Endpoint, now: float) -> None:
-        touched: set[Link] = set()
+        touched: set[Session] = set()
         datagrams = endpoint.port.read(READ_MAX)
         for data, address in datagrams:
             if not data:
                 continue
             long_header = data[0] & 0x80 and len(data) > 6
             cid = data[6 : 6 + data[5]] if long_header else data[1 : 1 + CID_BYTES]
-            link = self._by_cid.get(cid)
-            if link is None:
+            session = self._by_cid.get(cid)
+            if session is None:
                 if long_header:
-                    link = self._accept(endpoint, data, address)
+                    session = self._accept(endpoint, data, address)
                 elif cid in self._lingering:
                     endpoint.port.send([(self._lingering[cid][0], address)])
-                if link is None:
+                if session is None:
                     continue
-            if link.ended:
+            if session.ended:
                 continue
-            link.connection.receive(data, address, now)
-            touched.add(link)
-        for link in touched:
-            link.timer_at = now
-            link.address = link.connection.get_peer_address() or link.address  # it moves with a peer that dialled
-            self._collect(link)
+            session.connection.receive(data, address, now)
+            touched.add(session)
+        for session in touched:
+            session.timer_at = now
+            # It moves with a peer that dialled.
+            session.address = session.connection.get_peer_address() or session.address
+            self._collect(session)
 
-    def _accept(self, endpoint: Endpoint, data: bytes, address: Any) -> Link | None:
+    def _accept(self, endpoint: Endpoint, data: bytes, address: Any) -> Session | None:
         first, answer = read_first_packet(data)
         if answer is not None:
             endpoint.port.send([(answer, address)])
@@ -135,10 +136,10 @@ class Core(Loop):
             return None
         original_cid = self._proof.original_cid(first, address, now_s=self._now)
         source = admission.source_of(address[0])
-        half_open = [link for link in self._links if link.attempt is None and not link.verified]
+        half_open = [session for session in self._sessions if session.attempt is None and not session.verified]
         judged = admission.admit_first_packet(
             half_open=len(half_open),
-            of_source=sum(link.source == source for link in half_open),
+            of_source=sum(session.source == source for session in half_open),
             proved=original_cid is not None,
         )
         match judged:
@@ -148,7 +149,7 @@ class Core(Loop):
                 endpoint.port.send([(self._proof.retry(first, address, now_s=self._now), address)])
                 return None
         cid = first.destination_cid
-        link = self._new_link(
+        session = self._new_session(
             endpoint,
             address,
             attempt=None,
@@ -156,13 +157,13 @@ class Core(Loop):
             original_cid=original_cid or cid,
             retry_cid=None if original_cid is None else cid,
         )
-        link.source = source
-        self._by_cid[cid] = link
-        return link
+        session.source = source
+        self._by_cid[cid] = session
+        return session
 
-    # Links
+    # Sessions
 
-    def _new_link(
+    def _new_session(
         self,
         endpoint: Endpoint,
         address: Any,
@@ -171,9 +172,9 @@ class Core(Loop):
         expected_peer: str | None,
         original_cid: bytes | None = None,
         retry_cid: bytes | None = None,
-    ) -> Link:
+    ) -> Session:
         settings = self.settings
-        link = Link(
+        session = Session(
             endpoint=endpoint.number,
             bulk=endpoint.bulk,
             address=address,
@@ -185,60 +186,59 @@ class Core(Loop):
             now=self._now,
             on_ready=self._ready,
         )
-        link.connection = HiveConnection(
+        session.connection = HiveConnection(
             configuration=configuration_of(endpoint, settings, is_client=original_cid is None),
             streams_max=settings.streams_max,
             message_bytes_max=settings.message_bytes_max,
-            judge=lambda chain: self._judge(link, chain),
+            judge=lambda chain: self._judge(session, chain),
             on_sent=self.operations.sent,
             on_stopped=self.operations.stopped,
-            on_control=link.on_control,
+            on_control=session.on_control,
             original_destination_connection_id=original_cid,
             retry_source_connection_id=retry_cid,
         )
-        link.connection.heard_at = self._now
-        self._links.append(link)
-        self._links.sort(key=lambda item: item.bulk)
-        self._by_cid[link.connection.host_cid] = link
-        return link
+        session.connection.heard_at = self._now
+        self._sessions.append(session)
+        self._by_cid[session.connection.host_cid] = session
+        return session
 
-    def _judge(self, link: Link, chain: Sequence[Certificate]) -> None:
+    def _judge(self, session: Session, chain: Sequence[Certificate]) -> None:
         """The handshake is complete: verify the peer, and count its connections from here on.
 
         Raises:
             WireError: it is not to be believed, or has too many connections.
         """
-        link.judge(chain)
-        others = sum(1 for other in self._links if other.verified and other.peer == link.peer) - 1
+        session.judge(chain)
+        others = sum(1 for other in self._sessions if other.verified and other.peer == session.peer) - 1
         admission.admit_to_name(others)
 
-    def _ready(self, link: Link) -> None:
+    def _ready(self, session: Session) -> None:
         """The peer is verified and said hello."""
-        others = sum(1 for other in self._by_number.values() if other.identity == link.identity)
+        others = sum(1 for other in self._by_number.values() if other.identity == session.identity)
         admission.admit_to_identity(others)
-        link.number = next(self._numbers)
-        self._by_number[link.number] = link
-        assert link.peer_hello is not None
-        proved = link.connection.proved_address or link.address
+        session.number = next(self._numbers)
+        self._by_number[session.number] = session
+        assert session.peer_hello is not None
+        proved = session.connection.proved_address or session.address
         remote = (proved[0], proved[1])
-        self._events.append(
-            ConnectionUp(link.number, link.endpoint, link.peer, remote, link.peer_hello, link.attempt, link.addresses)
-        )
-        job = str(link.peer_hello.get(HelloKey.JOB, ""))
-        link.connection.incoming.begin(
-            self.operations.mailbox(link.peer), job=job, account=link.identity[1], connection=link.number
+        hello, attempt = session.peer_hello, session.attempt
+        up = ConnectionUp(session.number, session.endpoint, session.peer, remote, hello, attempt, session.addresses)
+        self._events.append(up)
+        job = str(session.peer_hello.get(HelloKey.JOB, ""))
+        session.connection.incoming.begin(
+            self.operations.matcher(session.peer), job=job, account=session.identity[1], connection=session.number
         )
 
     def _emit(self, event: Event) -> None:
         self._events.append(event)
 
-    def _collect(self, link: Link) -> None:
+    def _collect(self, session: Session) -> None:
         """Follow what aioquic says of connection identifiers, and notice the end."""
-        connection = link.connection
+        connection = session.connection
         event = connection.next_event()
         while event is not None:
             if isinstance(event, ConnectionIdIssued):
-                self._by_cid[event.connection_id] = link
+                self._by_cid[event.connection_id] = session
             elif isinstance(event, ConnectionIdRetired):
                 self._by_cid.pop(event.connection_id, None)
             else:
@@ -246,73 +246,73 @@ class Core(Loop):
             event = connection.next_event()
         connection.update()
         if connection.over:
-            self._end(link)
+            self._end(session)
 
-    def _end(self, link: Link) -> None:
+    def _end(self, session: Session) -> None:
         """A connection is over: send its close if it is ours to send, tell the caller, and fail what was on it."""
-        if link.ended:
+        if session.ended:
             return
-        link.ended = True
-        endpoint = self._endpoints[link.endpoint]
-        datagrams = link.connection.transmit(self._now, 0)
+        session.ended = True
+        endpoint = self._endpoints[session.endpoint]
+        datagrams = session.connection.transmit(self._now, 0)
         endpoint.port.send(datagrams)
         self._watch(endpoint)
-        self._links.remove(link)
-        for cid in [cid for cid, owner in self._by_cid.items() if owner is link]:
+        self._sessions.remove(session)
+        for cid in [cid for cid, owner in self._by_cid.items() if owner is session]:
             del self._by_cid[cid]
             if datagrams:
                 self._lingering[cid] = (datagrams[-1][0], self._now + LINGER_S)
-        error = link.end_error()
-        reason = "the connection was closed here" if link.closed_here else "the peer said goodbye"
+        error = session.end_error()
+        reason = "the connection was closed here" if session.closed_here else "the peer said goodbye"
         if isinstance(error, (ConnectionLostError, PeerError)):
             reason = error.reason
-        self.operations.lose_sends(link, reason)
-        self._events.append(ConnectionDown(link.number, link.peer, error, link.attempt))
-        if link.number is not None:
-            del self._by_number[link.number]
-            self.operations.lose_posts(link, reason)
+        self.operations.lose_sends(session, reason)
+        self._events.append(ConnectionDown(session.number, session.peer, error, session.attempt))
+        if session.number is not None:
+            del self._by_number[session.number]
+            self.operations.lose_posts(session, reason)
 
     # Datagrams out, timers
 
     def _transmit(self, now: float) -> None:
-        for link in sorted(self._links, key=lambda one: (one.bulk, one.sent_at)):
-            if link.timer_at is not None and link.timer_at > now:
+        for session in sorted(self._sessions, key=lambda one: (one.bulk, one.sent_at)):
+            if session.timer_at is not None and session.timer_at > now:
                 continue
-            endpoint = self._endpoints[link.endpoint]
+            endpoint = self._endpoints[session.endpoint]
             if endpoint.port.waiting:
-                link.timer_at = None  # the socket is full; EPOLLOUT brings us back
+                session.timer_at = None  # the socket is full; EPOLLOUT brings us back
                 continue
-            connection, allowance = link.connection, endpoint.pacer.allowance(now_s=now)
+            connection, allowance = session.connection, endpoint.pacer.allowance(now_s=now)
             datagrams = connection.transmit(now, min(AHEAD_BYTES, allowance))
             if datagrams:
-                link.sent_at = now
+                session.sent_at = now
                 endpoint.pacer.on_sent(datagrams=len(datagrams), payload_bytes=sum(len(data) for data, _ in datagrams))
                 endpoint.port.send(datagrams)
                 if endpoint.port.waiting:
                     self._watch(endpoint)
                 if endpoint.port.too_long:
                     self._shrink(endpoint)
-            link.timer_at = connection.get_timer()
+            session.timer_at = connection.get_timer()
             if datagrams and connection.outgoing.has_work:
-                link.timer_at = endpoint.pacer.next_send_at(now_s=now)
+                session.timer_at = endpoint.pacer.next_send_at(now_s=now)
             elif allowance <= 0 and connection.outgoing.has_work:
                 at = endpoint.pacer.next_send_at(now_s=now)
-                link.timer_at = at if link.timer_at is None else min(at, link.timer_at)
-            self._collect(link)
+                session.timer_at = at if session.timer_at is None else min(at, session.timer_at)
+            self._collect(session)
 
     def _timers(self, now: float) -> None:
-        for link in list(self._links):
-            due = link.connection.get_timer() if link.timer_at is not None and link.timer_at <= now else None
+        for session in list(self._sessions):
+            due = session.connection.get_timer() if session.timer_at is not None and session.timer_at <= now else None
             if due is not None and due <= now:
-                link.connection.handle_timer(now)
-                self._collect(link)
+                session.connection.handle_timer(now)
+                self._collect(session)
         self.operations.expire(now)
 
     def _shrink(self, endpoint: Endpoint) -> None:
         """The path takes less than we send: go down to what every QUIC path takes (RFC 9000 14)."""
-        for link in self._links:
-            if link.address in endpoint.port.too_long:
-                link.connection.shrink(1200)
+        for session in self._sessions:
+            if session.address in endpoint.port.too_long:
+                session.connection.shrink(1200)
         endpoint.port.too_long.clear()
 
     def _watch(self, endpoint: Endpoint) -> None:
@@ -320,40 +320,40 @@ class Core(Loop):
         waiting = bool(endpoint.port.waiting)
         self._epoll.modify(endpoint.port.sock, select.EPOLLIN | (select.EPOLLOUT if waiting else 0))
         if not waiting:
-            for link in self._links:
-                if link.endpoint == endpoint.number:
-                    link.timer_at = self._now
+            for session in self._sessions:
+                if session.endpoint == endpoint.number:
+                    session.timer_at = self._now
 
     def _tick(self, now: float) -> None:
         settings = self.settings
         patience_s = settings.dead_after_s or DEAD_AFTER_S
-        for link in list(self._links):
-            connection = link.connection
+        for session in list(self._sessions):
+            connection = session.connection
             silent_s = now - connection.heard_at
-            if link.number is None:
+            if session.number is None:
                 patient_s = settings.handshake_timeout_s
-                if not (link.proved or link.attempt is not None or connection.proved_address):
+                if not (session.proved or session.attempt is not None or connection.proved_address):
                     patient_s = min(patient_s, admission.UNPROVED_S_MAX)
-                if now - link.started_at > patient_s:
+                if now - session.started_at > patient_s:
                     reason = f"no connection within {patient_s:g} s"
-                    self._drop(link, WireCode.HANDSHAKE_TIMEOUT, ConnectionLostError(link.peer, reason))
+                    self._drop(session, WireCode.HANDSHAKE_TIMEOUT, ConnectionLostError(session.peer, reason))
                 continue
             if silent_s > patience_s:
                 reason = f"nothing heard for {silent_s:.1f} s (dead after {patience_s:g} s)"
-                self._drop(link, WireCode.DEAD, ConnectionLostError(link.peer, reason))
-            elif silent_s >= settings.keep_alive_s and now - link.pinged_at >= settings.keep_alive_s:
-                link.pinged_at = now
+                self._drop(session, WireCode.DEAD, ConnectionLostError(session.peer, reason))
+            elif silent_s >= settings.keep_alive_s and now - session.pinged_at >= settings.keep_alive_s:
+                session.pinged_at = now
                 connection.send_ping(0)
-                link.timer_at = now
+                session.timer_at = now
             connection.update()
         for cid in [cid for cid, (_, until) in self._lingering.items() if until < now]:
             del self._lingering[cid]
-        self.snapshot = {number: link.statistics(now_s=now) for number, link in self._by_number.items()}
+        self.snapshot = {number: session.statistics(now_s=now) for number, session in self._by_number.items()}
 
-    def _drop(self, link: Link, code: WireCode, error: TransportError) -> None:
-        link.local_error = link.local_error or error
-        link.connection.close(error_code=code, reason_phrase=str(error)[:500])
-        self._end(link)
+    def _drop(self, session: Session, code: WireCode, error: TransportError) -> None:
+        session.local_error = session.local_error or error
+        session.connection.close(error_code=code, reason_phrase=str(error)[:500])
+        self._end(session)
 
     # Commands
 
@@ -379,16 +379,16 @@ class Core(Loop):
         self._epoll.unregister(before.sock)
         before.sock.close()
         self.add_endpoint(endpoint)
-        for link in [link for link in self._links if link.endpoint == number]:
-            if link.number is not None and link.attempt is not None:
-                link.connection.move()
-                link.timer_at = self._now
+        for session in [session for session in self._sessions if session.endpoint == number]:
+            if session.number is not None and session.attempt is not None:
+                session.connection.move()
+                session.timer_at = self._now
             else:
-                link.closed_here = True
-                link.connection.close(
+                session.closed_here = True
+                session.connection.close(
                     error_code=WireCode.NO_ERROR, reason_phrase="the address of this side has changed"
                 )
-                self._end(link)
+                self._end(session)
 
     def set_rate(self, number: int, bits_per_s: int | None) -> None:
         """Give an endpoint a rate, or take it away."""
@@ -404,32 +404,32 @@ class Core(Loop):
         except ConnectionLostError as error:
             self._events.append(ConnectionDown(None, name, error, attempt))
             return
-        link = self._new_link(endpoint, address, attempt=attempt, expected_peer=expected_peer)
-        link.connection.connect(address, self._now)
-        link.timer_at = self._now
+        session = self._new_session(endpoint, address, attempt=attempt, expected_peer=expected_peer)
+        session.connection.connect(address, self._now)
+        session.timer_at = self._now
 
     def disconnect(self, number: int, wire_code: int, reason: str) -> None:
         """Close one connection."""
-        link = self._by_number.get(number)
-        if link is not None:
+        session = self._by_number.get(number)
+        if session is not None:
             if wire_code != WireCode.NO_ERROR:
                 said = f"closed here with {code_name(wire_code)}: {reason}"
-                link.local_error = ConnectionLostError(link.peer, said)
-            link.closed_here = True
-            link.connection.close(error_code=wire_code, reason_phrase=reason[:500])
-            self._end(link)
+                session.local_error = ConnectionLostError(session.peer, said)
+            session.closed_here = True
+            session.connection.close(error_code=wire_code, reason_phrase=reason[:500])
+            self._end(session)
 
     def _say_goodbye(self) -> None:
         self.operations.fail_all(CancelledError("the engine was closed here"))
-        for link in list(self._links):
-            link.closed_here = True
-            link.connection.close(error_code=WireCode.NO_ERROR, reason_phrase="goodbye")
+        for session in list(self._sessions):
+            session.closed_here = True
+            session.connection.close(error_code=WireCode.NO_ERROR, reason_phrase="goodbye")
             with contextlib.suppress(OSError):  # a socket that fails now has nothing left to say
-                self._end(link)
+                self._end(session)
 
     def _fail_everything(self, error: TransportError) -> None:
-        for link in list(self._links):
-            link.ended = True
-            self._events.append(ConnectionDown(link.number, link.peer, error, link.attempt))
-        self._links.clear()
+        for session in list(self._sessions):
+            session.ended = True
+            self._events.append(ConnectionDown(session.number, session.peer, error, session.attempt))
+        self._sessions.clear()
         self.operations.fail_all(error)

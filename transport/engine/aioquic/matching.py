@@ -12,7 +12,7 @@ Theory of operation
   sender keeps a quarter of the window for control messages, for the heads of messages, and for those that were granted
   their length (`outgoing`); so a full store stops unposted messages, while posted ones and control go on.
 
-No sockets, no clock, no QUIC: a `Channel` is what a mailbox needs of a connection.
+No sockets, no clock, no QUIC: a `Channel` is what a matcher needs of a connection.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DISCARD_RULES_MAX = 1024
 
 
 class Channel(Protocol):
-    """What a mailbox asks of the connection that a stream came over."""
+    """What a matcher asks of the connection that a stream came over."""
 
     @property
     def account(self) -> Hashable:
@@ -67,7 +67,7 @@ class Arrival:
     complete: bool = False
 
 
-class Mailbox:
+class Matcher:
     """Posts and arrivals of one peer. All methods are called from the engine's thread."""
 
     def __init__(self, peer: str, *, store_bytes_max: int, emit: Callable[[Event], None]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 from transport.engine.aioquic.exceptions import OpenedConnection
-from transport.engine.aioquic.matching import Mailbox
+from transport.engine.aioquic.matching import Matcher
 from transport.engine.aioquic.streams import ReceiveStream
 from transport.wire.control_frames import FrameReader
 from transport.wire.error_codes import WireCode, WireError
@@ -45,7 +45,7 @@ class Incoming:
         self.stream_window_bytes = stream_window_bytes
         self.window_bytes = window_bytes
         self.message_bytes_max = message_bytes_max
-        self.mailbox: Mailbox | None = None
+        self.matcher: Matcher | None = None
         self.job = ""
         self.account: Hashable = None
         self.connection = 0
@@ -68,16 +68,16 @@ class Incoming:
             self._control_data(stream, data, end=end)
             return
         stream.complete = end
-        if self.mailbox is None or stream.header is None:
+        if self.matcher is None or stream.header is None:
             stream.head += data
-            if self.mailbox is None:
+            if self.matcher is None:
                 self._check_before_hello()
             else:
                 self._advance(stream)
         else:
             self._check_length(stream)
             stream.write(data)
-        if end and self.mailbox is not None:
+        if end and self.matcher is not None:
             self._finish(stream)
 
     def on_reset(self, stream_id: int, code: int) -> None:
@@ -89,10 +89,10 @@ class Incoming:
         if stream_id == self.first_id:
             raise WireError(WireCode.PROTOCOL_VIOLATION, "reset its control stream")
         stream = self._streams.pop(stream_id, None)
-        if stream is not None and self.mailbox is not None and stream.header is not None:
-            self.mailbox.reset(stream, self, reason=f"stream reset with {code_name(code)}")
+        if stream is not None and self.matcher is not None and stream.header is not None:
+            self.matcher.reset(stream, self, reason=f"stream reset with {code_name(code)}")
 
-    def begin(self, mailbox: Mailbox, *, job: str = "", account: Hashable = None, connection: int = 0) -> None:
+    def begin(self, matcher: Matcher, *, job: str = "", account: Hashable = None, connection: int = 0) -> None:
         """The peer is verified and has said hello: from now on its messages count.
 
         Args:
@@ -100,7 +100,7 @@ class Incoming:
             account: whom the store charges for what waits; connections of one rank share one.
             connection: the number by which the caller knows it.
         """
-        self.mailbox = mailbox
+        self.matcher = matcher
         self.job = job
         self.account = account
         self.connection = connection
@@ -118,7 +118,7 @@ class Incoming:
         """
         if self._quic.pieces > PIECES_MAX:
             raise WireError(WireCode.PROTOCOL_VIOLATION, f"messages in dust: more than {PIECES_MAX} pieces")
-        self._quic.streams_held = self.mailbox is not None and self.mailbox.full(self.account)
+        self._quic.streams_held = self.matcher is not None and self.matcher.full(self.account)
         # Tell the peer when a quarter of the window is free again: 4 frames a window are cheap and never late.
         if self._quic.received_bytes + self.window_bytes - self._quic.data_limit >= self.window_bytes // 4:
             held = self._quic.highest_of([number for number, stream in self._streams.items() if not stream.free])
@@ -126,7 +126,7 @@ class Incoming:
             if limit - self._quic.data_limit >= self.window_bytes // 4:
                 self._quic.grant_data(limit)
 
-    # What a mailbox asks for (matching.Channel)
+    # What a matcher asks for (matching.Channel)
 
     def grant(self, stream: ReceiveStream, limit: int) -> None:
         """Let the peer send this stream up to `limit` bytes."""
@@ -161,7 +161,7 @@ class Incoming:
 
     def _advance(self, stream: ReceiveStream) -> None:
         """Read the header if all of it is there, and find the message a place."""
-        assert self.mailbox is not None
+        assert self.matcher is not None
         body = stream.split() if stream.head else None
         if body is None:
             if stream.complete:
@@ -176,12 +176,12 @@ class Incoming:
         stream.header = header
         stream.total = stream.head_bytes + header.length
         self._check_length(stream)
-        self.mailbox.arrived(stream, self)
+        self.matcher.arrived(stream, self)
 
     def _finish(self, stream: ReceiveStream) -> None:
-        assert self.mailbox is not None
+        assert self.matcher is not None
         self._streams.pop(stream.stream_id, None)
-        self.mailbox.completed(stream, self)
+        self.matcher.completed(stream, self)
 
     def _check_length(self, stream: ReceiveStream) -> None:
         if stream.received > stream.total or (stream.complete and stream.received < stream.total):

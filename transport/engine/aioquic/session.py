@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transport.engine.aioquic.connection import HiveConnection
 
 
-class Link:
+class Session:
     """State of one connection beside QUIC's.
 
     `number` is the connection's id once it is up. `peer` is an address until the certificate has been judged. `proved`:
@@ -40,7 +40,7 @@ class Link:
         expected_peer: str | None,
         proved: bool,
         now: float,
-        on_ready: Callable[[Link], None],
+        on_ready: Callable[[Session], None],
     ) -> None:
         self.endpoint = endpoint
         self.bulk = bulk
