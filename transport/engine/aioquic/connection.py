@@ -125,7 +125,7 @@ class HiveConnection(OpenedConnection):
             self.refuse(error.wire_code, error.reason)
 
     def update(self) -> None:
-        """After events, and ten times a second: what was acknowledged, and what more the peer may send."""
+        """See what was acknowledged, and what more the peer may send."""
         self.outgoing.collect()
         if self.established:
             try:
@@ -137,6 +137,7 @@ class HiveConnection(OpenedConnection):
         """Datagrams to send now, with their address; new data until `ahead_bytes` wait in the stack."""
         if self.get_peer_address() is None:
             return []
+        self.update()  # a post may have freed credit
         if self.established:
             self.outgoing.feed(ahead_bytes)
         if self.datagrams_sent - self._keys_at >= KEY_PACKETS_MAX:

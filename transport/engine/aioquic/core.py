@@ -1,7 +1,7 @@
 """Connections and sockets of the engine, all of it in the engine's thread; what they carry is `Operations`.
 
-In a turn of the loop each socket gives up to `READ_MAX` datagrams, then timers run, then each connection sends at most
-a batch of packets, compute before bulk. So a turn takes a few milliseconds, whatever queues.
+In a turn of the loop each socket gives up to `READ_MAX` datagrams, then timers run, then each connection sends
+what its window lets it send of `AHEAD_BYTES`, compute before bulk. So a turn takes a few milliseconds, whatever queues.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class Core(Loop):
             attempt=attempt,
             expected_peer=expected_peer,
             proved=retry_cid is not None,
-            now=self._now,
+            started_at=self._now,
             on_ready=self._ready,
         )
         session.connection = HiveConnection(
@@ -293,9 +293,7 @@ class Core(Loop):
                 if endpoint.port.too_long:
                     self._shrink(endpoint)
             session.timer_at = connection.get_timer()
-            if datagrams and connection.outgoing.has_work:
-                session.timer_at = endpoint.pacer.next_send_at(now_s=now)
-            elif allowance <= 0 and connection.outgoing.has_work:
+            if connection.outgoing.has_work and (datagrams or allowance <= 0):
                 at = endpoint.pacer.next_send_at(now_s=now)
                 session.timer_at = at if session.timer_at is None else min(at, session.timer_at)
             self._collect(session)
@@ -345,7 +343,7 @@ class Core(Loop):
                 session.pinged_at = now
                 connection.send_ping(0)
                 session.timer_at = now
-            connection.update()
+            self._collect(session)
         for cid in [cid for cid, (_, until) in self._lingering.items() if until < now]:
             del self._lingering[cid]
         self.snapshot = {number: session.statistics(now_s=now) for number, session in self._by_number.items()}

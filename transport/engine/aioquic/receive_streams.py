@@ -111,7 +111,7 @@ class Incoming:
                     self._finish(stream)
 
     def update(self) -> None:
-        """After what has arrived, and ten times a second: see what more the peer may send.
+        """See what more the peer may send.
 
         Raises:
             WireError: it sends its messages in dust.

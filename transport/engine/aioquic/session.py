@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cryptography import x509
@@ -21,51 +22,42 @@ if TYPE_CHECKING:
     from transport.engine.aioquic.connection import HiveConnection
 
 
+@dataclass(eq=False, kw_only=True)
 class Session:
     """State of one connection beside QUIC's.
 
     `number` is the connection's id once it is up. `peer` is an address until the certificate has been judged. `proved`:
     its first packet answered a Retry. `source`: as whom it is counted while it is half open, where others dialled.
+    `timer_at`: when it is to be driven next; None where it waits for room in its socket.
     """
 
-    def __init__(
-        self,
-        *,
-        endpoint: int,
-        bulk: bool,
-        address: Any,
-        trust: Trust,
-        hello: Mapping[int, object],
-        attempt: int | None,
-        expected_peer: str | None,
-        proved: bool,
-        now: float,
-        on_ready: Callable[[Session], None],
-    ) -> None:
-        self.endpoint = endpoint
-        self.bulk = bulk
-        self.address = address
-        self.trust = trust
-        self.hello = hello
-        self.attempt = attempt
-        self.expected_peer = expected_peer
-        self.proved = proved
-        self.started_at = now
-        self.number: int | None = None
-        self.peer = called(address, expected_peer)
-        self.addresses: frozenset[str] = frozenset()
-        self.source = ""
-        self.verified = False
-        self.peer_hello: Mapping[int, Any] | None = None
-        self.sends: dict[int, SendStream] = {}
-        self.pinged_at = now
-        self.timer_at: float | None = None
-        self.sent_at = now
-        self.ended = False
-        self.closed_here = False
-        self.local_error: TransportError | None = None
-        self.connection: HiveConnection
-        self._on_ready = on_ready
+    endpoint: int
+    bulk: bool
+    address: Any
+    trust: Trust
+    hello: Mapping[int, object]
+    attempt: int | None
+    expected_peer: str | None
+    proved: bool
+    started_at: float
+    on_ready: Callable[[Session], None]
+    source: str = ""
+    number: int | None = None
+    peer: str = ""
+    addresses: frozenset[str] = frozenset()
+    verified: bool = False
+    peer_hello: Mapping[int, Any] | None = None
+    sends: dict[int, SendStream] = field(default_factory=dict)
+    pinged_at: float = 0.0
+    timer_at: float | None = None
+    sent_at: float = 0.0
+    ended: bool = False
+    closed_here: bool = False
+    local_error: TransportError | None = None
+    connection: HiveConnection = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.peer = called(self.address, self.expected_peer)
 
     def judge(self, chain: Sequence[x509.Certificate]) -> None:
         """Verify the peer; if it is good, say hello.
@@ -99,7 +91,7 @@ class Session:
                 raise WireError(WireCode.PROTOCOL_VIOLATION, "said hello twice")
             admission.admit_hello(self.hello, fields)
             self.peer_hello = dict(fields)
-            self._on_ready(self)
+            self.on_ready(self)
         elif self.peer_hello is None:
             raise WireError(WireCode.PROTOCOL_VIOLATION, "sent something else before its hello")
 

@@ -2,50 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from transport.wire.header import Header, MatchKey, split_header
 
 
+@dataclass(eq=False, slots=True, kw_only=True)
 class SendStream:
     """One message on its way out (or, `open_ended`, the control stream, which has no end).
 
-    `fed` is how many of its bytes the stack has; `stream_id` is -1 until it has any.
+    `fed` is how many of its `total` bytes the stack has; `stream_id` is -1 until it has any.
     """
 
-    __slots__ = (
-        "fed",
-        "open_ended",
-        "operation",
-        "payload",
-        "prefix",
-        "priority",
-        "reset_code",
-        "stream_id",
-        "timeout_s",
-        "total",
-    )
+    operation: int
+    prefix: bytes
+    payload: memoryview | None
+    priority: int
+    timeout_s: float = 0.0
+    open_ended: bool = False
+    stream_id: int = -1
+    fed: int = 0
+    reset_code: int | None = None
+    total: int = field(init=False)
 
-    def __init__(
-        self,
-        *,
-        operation: int,
-        prefix: bytes,
-        payload: memoryview | None,
-        priority: int,
-        timeout_s: float = 0.0,
-        open_ended: bool = False,
-    ) -> None:
-        self.operation = operation
-        self.prefix = prefix
-        self.payload = payload
-        self.priority = priority
-        self.total = len(prefix) + (len(payload) if payload is not None else 0)
-        self.timeout_s = timeout_s
-        self.open_ended = open_ended
-        self.stream_id = -1
-        self.fed = 0
-        self.reset_code: int | None = None
+    def __post_init__(self) -> None:
+        self.total = len(self.prefix) + (len(self.payload) if self.payload is not None else 0)
 
     def read(self, stop: int) -> bytes:
         """The bytes from `fed` to `stop`."""
@@ -70,45 +51,30 @@ class Post:
     buffer: memoryview | None
 
 
+@dataclass(eq=False, slots=True)
 class ReceiveStream:
     """One message on its way in; its bytes come in order.
 
-    `limit` is how far the peer may send by flow control, `received` how many bytes have come. While `header` is None,
-    they wait in `head`. Then payload goes to `destination`: a posted buffer, the store's memory, or None when it is
-    discarded. `free` says that its bytes are not held for the peer any more (posted for, or thrown away).
-    `covered` is how many payload bytes `destination` can take now; a store's memory may be shorter than the message.
+    `limit` is how far the peer may send by flow control, `received` how many bytes have come, `total` how many there
+    will be. While `header` is None, they wait in `head`. Then payload goes to `destination`: a posted buffer, the
+    store's memory, or None when it is discarded. `covered` is how many payload bytes that can take now; a store's
+    memory may be shorter than the message. `reserved` is what it takes of the store.
+    `free` says that its bytes are not held for the peer any more (posted for, or thrown away).
     """
 
-    __slots__ = (
-        "complete",
-        "covered",
-        "destination",
-        "free",
-        "head",
-        "head_bytes",
-        "header",
-        "limit",
-        "post",
-        "received",
-        "reserved",
-        "stream_id",
-        "total",
-    )
-
-    def __init__(self, stream_id: int, *, limit: int) -> None:
-        self.stream_id = stream_id
-        self.limit = limit
-        self.received = 0
-        self.complete = False
-        self.header: Header | None = None
-        self.head = bytearray()
-        self.head_bytes = 0
-        self.total = 0
-        self.destination: memoryview | bytearray | None = None
-        self.covered = 0
-        self.post: Post | None = None
-        self.reserved = 0
-        self.free = False
+    stream_id: int
+    limit: int
+    received: int = 0
+    complete: bool = False
+    header: Header | None = None
+    head: bytearray = field(default_factory=bytearray)
+    head_bytes: int = 0
+    total: int = 0
+    destination: memoryview | bytearray | None = None
+    covered: int = 0
+    post: Post | None = None
+    reserved: int = 0
+    free: bool = False
 
     def split(self) -> bytes | None:
         """The header's CBOR bytes, once all of them have come; sets `head_bytes`.
