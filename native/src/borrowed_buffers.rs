@@ -16,7 +16,7 @@ use crate::events::{Event, EventQueue};
 use crate::quic::send_scheduler::SendScheduler;
 
 /// A buffer of Python's that is handed back through the event thread when it is dropped.
-struct Borrowed {
+pub struct Borrowed {
     address: *mut u8,
     length: usize,
     buffer: Option<PyBuffer<u8>>,
@@ -29,12 +29,12 @@ struct Borrowed {
 // thread is where that happens, for it waits for the GIL so that no other has to.
 unsafe impl Send for Borrowed {}
 // SAFETY: `&Borrowed` gives out the address and the length, and both never change. What is read and written through
-// the address is for `Piece` and `Posted` to prove.
+// the address is for whoever does so to prove.
 unsafe impl Sync for Borrowed {}
 
 impl Borrowed {
     /// `buffer` must be contiguous: with a negative stride its address would be that of its last byte.
-    fn new(buffer: PyBuffer<u8>, queue: Arc<EventQueue>) -> Self {
+    pub fn new(buffer: PyBuffer<u8>, queue: Arc<EventQueue>) -> Self {
         assert!(buffer.is_c_contiguous());
         let length = buffer.len_bytes();
         let address = if length == 0 {
@@ -49,6 +49,14 @@ impl Borrowed {
             queue,
         }
     }
+
+    pub fn address(&self) -> *mut u8 {
+        self.address
+    }
+
+    pub fn len(&self) -> usize {
+        self.length
+    }
 }
 
 impl Drop for Borrowed {
@@ -59,22 +67,58 @@ impl Drop for Borrowed {
     }
 }
 
+/// Bytes next to each other, of memory that its owner keeps where it is.
+pub struct Span {
+    _owner: Arc<dyn Send + Sync>,
+    address: *mut u8,
+    length: usize,
+}
+
+// SAFETY: an address and a length do not belong to a thread; the owner may be used and dropped on any.
+unsafe impl Send for Span {}
+// SAFETY: as above, and `&Span` gives both out and changes neither.
+unsafe impl Sync for Span {}
+
+impl Span {
+    /// # Safety
+    /// While `owner` lives `length` bytes from `address` on, which is not null, can be read, and can be written where the
+    /// span is posted.
+    pub unsafe fn new(owner: Arc<dyn Send + Sync>, address: *mut u8, length: usize) -> Self {
+        Self {
+            _owner: owner,
+            address,
+            length,
+        }
+    }
+
+    fn borrowed(buffer: PyBuffer<u8>, queue: Arc<EventQueue>) -> Self {
+        let borrowed = Arc::new(Borrowed::new(buffer, queue));
+        let (address, length) = (borrowed.address, borrowed.length);
+        // SAFETY: the exporter keeps its memory in place as long as `borrowed` has the view of it.
+        unsafe { Self::new(borrowed, address, length) }
+    }
+}
+
 /// A payload lent for sending. `acknowledged` counts what the peer has.
 pub struct Payload {
-    borrowed: Borrowed,
+    span: Span,
     pub acknowledged: AtomicU64,
 }
 
 impl Payload {
     pub fn new(buffer: PyBuffer<u8>, queue: Arc<EventQueue>) -> Arc<Self> {
+        Self::of(Span::borrowed(buffer, queue))
+    }
+
+    pub fn of(span: Span) -> Arc<Self> {
         Arc::new(Self {
-            borrowed: Borrowed::new(buffer, queue),
+            span,
             acknowledged: AtomicU64::new(0),
         })
     }
 
     pub fn len(&self) -> usize {
-        self.borrowed.length
+        self.span.length
     }
 
     /// A part of the payload as the stack takes it, and how much of it the stack has taken, which is to be written
@@ -108,14 +152,14 @@ struct Piece {
 
 impl AsRef<[u8]> for Piece {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: `piece` checked that the range lies within the buffer, whose bytes lie next to each other from
-        // `address` on, as `Borrowed::new` checked, and live as long as `payload`: the memory is mapped and
+        // SAFETY: `piece` checked that the range lies within the span, whose bytes lie next to each other from
+        // `address` on, as `Span::new` was promised, and live as long as `payload`: the memory is mapped and
         // initialised, and no length is more than `isize::MAX`, for Python's are not. The caller may write to it at the
         // same time, or have posted it to be received into, against the rules of the engine. Nothing is decided by these
         // bytes, and each is read once for each packet that it is copied into, so that such a race changes what is sent
         // and nothing else. When the process ends the threads that read are joined while there is an interpreter
         // (`atexit`); where that was not reached, the exporter is still there, for the view of it was never given back.
-        unsafe { std::slice::from_raw_parts(self.payload.borrowed.address.add(self.start), self.length) }
+        unsafe { std::slice::from_raw_parts(self.payload.span.address.add(self.start), self.length) }
     }
 }
 
@@ -130,31 +174,36 @@ impl Drop for Piece {
 /// A buffer lent for receiving. Whoever owns this value is the only one here that writes there, unless the caller has
 /// posted the same memory twice: two messages are mixed there then.
 pub struct Posted {
-    borrowed: Borrowed,
+    span: Span,
 }
 
 impl Posted {
     /// `buffer` must be writable.
     pub fn new(buffer: PyBuffer<u8>, queue: Arc<EventQueue>) -> Self {
         assert!(!buffer.readonly());
-        Self {
-            borrowed: Borrowed::new(buffer, queue),
-        }
+        // SAFETY: a borrowed buffer that is not read-only can be written.
+        unsafe { Self::of(Span::borrowed(buffer, queue)) }
+    }
+
+    /// # Safety
+    /// The span's memory can be written.
+    pub unsafe fn of(span: Span) -> Self {
+        Self { span }
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.borrowed.length
+        self.span.length
     }
 
     /// Copy bytes to an offset.
     pub fn write(&mut self, at: usize, bytes: &[u8]) {
         assert!(at <= self.len() && bytes.len() <= self.len() - at);
-        // SAFETY: the range lies within the buffer, as was just checked; the buffer is writable, as `new` checked,
-        // contiguous, as `Borrowed::new` did, and lives as long as `self`. `bytes` came from the network into memory of
+        // SAFETY: the range lies within the span, as was just checked, which is writable, as `of` was promised, and lives
+        // as long as `self`. `bytes` came from the network into memory of
         // ours, which nobody can post, so the two do not overlap. No reference to these bytes is made: whoever reads or
         // writes them meanwhile, against the rules of the engine, finds other bytes there and nothing else.
         unsafe {
-            std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.borrowed.address.add(at), bytes.len());
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.span.address.add(at), bytes.len());
         }
     }
 }

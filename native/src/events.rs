@@ -1,12 +1,15 @@
 //! What the engine tells its caller, in the order in which it happened.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 
 use crate::runtime::locks::locked;
 use crate::wire::Header;
+
+/// Operations from this number on are the engine's own: their ends are told to it and not to Python.
+pub const OWN_OPERATION: u64 = 1 << 63;
 
 /// Why an operation or a connection ended.
 #[derive(Clone, Debug)]
@@ -77,6 +80,20 @@ pub enum Event {
         peer: Arc<str>,
         header: Header,
     },
+    /// A message of a collective, of `bytes` bytes to or from a rank of its group, failed, or another one came.
+    StepFailed {
+        collective: u64,
+        peer: u32,
+        bytes: u64,
+        failure: Option<Failure>,
+        header: Option<Header>,
+    },
+    /// Nothing here touches a collective's memory any more.
+    CollectiveEnded {
+        collective: u64,
+        complete: bool,
+        bytes_done: u64,
+    },
 }
 
 impl Event {
@@ -105,6 +122,8 @@ struct Waiting {
 pub struct EventQueue {
     waiting: Mutex<Waiting>,
     some: Condvar,
+    /// Takes the ends of the engine's own operations.
+    own: OnceLock<Box<dyn Fn(Event) + Send + Sync>>,
 }
 
 impl EventQueue {
@@ -112,6 +131,12 @@ impl EventQueue {
     ///
     /// False after `end`: nobody is told of it, and what it holds of Python's is let go of here.
     pub fn push(&self, event: Event) -> bool {
+        if event.operation().is_some_and(|operation| operation >= OWN_OPERATION) {
+            if let Some(own) = self.own.get() {
+                own(event);
+            }
+            return true;
+        }
         let mut waiting = self.lock();
         if waiting.ended {
             drop(waiting); // who has the GIL must not wait for it
@@ -126,6 +151,14 @@ impl EventQueue {
             self.some.notify_one();
         }
         true
+    }
+
+    /// Say who takes the ends of the engine's own operations, once; `take` does not block.
+    pub fn tell_own(&self, take: impl Fn(Event) + Send + Sync + 'static) {
+        assert!(
+            self.own.set(Box::new(take)).is_ok(),
+            "the engine's own operations are one's"
+        );
     }
 
     /// Have delivered what waits, where nothing followed it: to be called now and then.

@@ -3,6 +3,7 @@
 //! Who knows whom goes one way, downwards:
 //!
 //! - `python` is what Python sees; `transport/engine/native.py` turns it into an `Engine`.
+//! - `collective` carries out whole collectives.
 //! - `session` is the engine: the endpoints that it serves and each connection of it, with its operations.
 //! - `matching` decides which message goes to which receive.
 //! - `borrowed_buffers` is Python's memory while bytes move without the GIL.
@@ -15,6 +16,7 @@
 //! `testing` is what tests and fuzzers share.
 
 mod borrowed_buffers;
+mod collective;
 mod congestion;
 mod events;
 mod matching;
@@ -30,7 +32,7 @@ mod wire;
 
 use pyo3::prelude::*;
 
-use self::python::{engine_api, header_tuples, received_buffer};
+use self::python::{collective_api, engine_api, header_tuples, received_buffer};
 
 /// What `runtime::supervision` promises needs it: a profile that aborts would end the process with the first panic.
 const _: () = assert!(cfg!(panic = "unwind"), "build with panic = \"unwind\"");
@@ -43,6 +45,9 @@ fn hive_qos_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("CONGESTION", congestion::NAMES)?;
     module.add_function(wrap_pyfunction!(header_tuples::read_header, module)?)?;
     module.add_function(wrap_pyfunction!(header_tuples::write_header, module)?)?;
+    module.add_function(wrap_pyfunction!(collective_api::reduces, module)?)?;
+    module.add_function(wrap_pyfunction!(collective_api::reduce, module)?)?;
+    module.add_class::<collective_api::CollectiveApi>()?;
     module.add_class::<engine_api::Core>()?;
     module.add_class::<received_buffer::Memory>()
 }

@@ -135,10 +135,12 @@ impl Matcher {
                 {
                     waiting.complete.push_back(message.clone());
                 }
-                self.events.push(Event::Announced {
-                    peer: message.peer.clone(),
-                    header: message.header.clone(),
-                });
+                if !boxes.expects(&slot.header) {
+                    self.events.push(Event::Announced {
+                        peer: message.peer.clone(),
+                        header: message.header.clone(),
+                    });
+                }
             }
             refused => state.place = refused,
         }
@@ -160,6 +162,17 @@ impl Matcher {
         queues.by_peer.get(peer).map_or(0, |peer_queues| {
             peer_queues.accounts.values().map(|one| one.charged).sum()
         })
+    }
+
+    /// An operation of a group runs here, and asks for its messages in time: those of a sender (by its tag) that call it
+    /// what is given here are not announced.
+    pub fn expect(&self, group: &str, step: u64, calls: Vec<(u64, String)>) {
+        self.lock().expected.insert((group.to_owned(), step), calls);
+    }
+
+    /// It has ended.
+    pub fn expect_no_more(&self, group: &str, step: u64) {
+        self.lock().expected.remove(&(group.to_owned(), step));
     }
 
     /// Whether a panic left something in the middle.

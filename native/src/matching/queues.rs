@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::incoming_message::IncomingMessage;
 use crate::borrowed_buffers::Posted;
 use crate::events::Failure;
-use crate::wire::Key;
+use crate::wire::{Header, Key};
 
 /// A buffer that waits for a message; None is memory of the engine.
 pub struct Post {
@@ -72,6 +72,8 @@ pub(super) struct Queues {
     pub(super) open: HashMap<u64, (Arc<str>, Key)>,
     /// Steps before which a group's messages are dropped, each with the age of its rule.
     pub(super) floors: HashMap<String, (u64, u64)>,
+    /// Operations that run here, by group and number: what the messages of each sender (by tag) say of the call.
+    pub(super) expected: HashMap<(String, u64), Vec<(u64, String)>>,
     /// Of messages and rules, so that it is known which was first.
     pub(super) numbers: u64,
     /// Why every post fails from now on: the engine has ended.
@@ -85,6 +87,7 @@ impl Queues {
             by_peer: HashMap::new(),
             open: HashMap::new(),
             floors: HashMap::new(),
+            expected: HashMap::new(),
             numbers: 0,
             over: None,
         }
@@ -108,6 +111,16 @@ impl Queues {
 
     pub(super) fn floor(&self, group: &str) -> u64 {
         self.floors.get(group).map_or(0, |(step, _)| *step)
+    }
+
+    /// Whether an operation that runs here asks for a message in time.
+    pub(super) fn expects(&self, header: &Header) -> bool {
+        let key = &header.key;
+        let Some(calls) = self.expected.get(&(key.group.clone(), key.step)) else {
+            return false;
+        };
+        let said = calls.iter().find(|(tag, _)| *tag == key.tag);
+        said.is_some_and(|(_, call)| header.call.is_empty() || header.call == *call)
     }
 
     pub(super) fn number(&mut self) -> u64 {

@@ -12,8 +12,10 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
+use super::collective_api::CollectiveApi;
 use super::event_delivery::deliver_all;
 use crate::borrowed_buffers::{Payload, Posted};
+use crate::collective::in_flight::Collectives;
 use crate::events::{Event, EventQueue};
 use crate::matching::queues::Post;
 use crate::quic::tls::Identity;
@@ -30,6 +32,7 @@ use crate::wire::Key;
 #[pyclass(module = "hive_qos_native", frozen)]
 pub struct Core {
     engine: Arc<Engine>,
+    collectives: Py<CollectiveApi>,
     process: u32,
     running: Mutex<Option<Running>>,
 }
@@ -65,6 +68,7 @@ impl Core {
                         handshake_timeout_s, datagram_bytes, congestion, protocol))]
     #[expect(clippy::too_many_arguments, reason = "the settings, each by its name")]
     fn new(
+        py: Python<'_>,
         deliver: Py<PyAny>,
         unexpected_bytes_max: u64,
         message_bytes_max: u64,
@@ -91,6 +95,11 @@ impl Core {
         let (engine, first) = Engine::start(settings, queue.clone())?;
         tick::begin(&engine);
         let faults = engine.context.faults.clone();
+        let collectives = CollectiveApi {
+            collectives: Collectives::begin(&engine),
+            events: queue.clone(),
+        };
+        let collectives = Py::new(py, collectives)?;
         let events = thread::Builder::new().name("hive-events".to_owned()).spawn({
             let engine = Arc::downgrade(&engine);
             move || {
@@ -105,6 +114,7 @@ impl Core {
         })?;
         Ok(Self {
             engine,
+            collectives,
             process: std::process::id(),
             running: Mutex::new(Some(Running {
                 threads: vec![first],
@@ -112,6 +122,11 @@ impl Core {
                 events,
             })),
         })
+    }
+
+    #[getter]
+    fn collectives(&self, py: Python<'_>) -> Py<CollectiveApi> {
+        self.collectives.clone_ref(py)
     }
 
     #[getter]

@@ -152,6 +152,22 @@ fn tell(py: Python<'_>, event: Event) -> PyResult<Option<Bound<'_, PyTuple>>> {
         }
         Event::Failed { operation, failure } => ("failed", operation, tell_failure(py, failure)?).into_pyobject(py)?,
         Event::Announced { peer, header } => ("announced", &*peer, tell_header(py, header)?).into_pyobject(py)?,
+        Event::StepFailed {
+            collective,
+            peer,
+            bytes,
+            failure,
+            header,
+        } => {
+            let failure = failure.map(|failure| tell_failure(py, failure)).transpose()?;
+            let header = header.map(|header| tell_header(py, header)).transpose()?;
+            ("step-failed", collective, peer, bytes, failure, header).into_pyobject(py)?
+        }
+        Event::CollectiveEnded {
+            collective,
+            complete,
+            bytes_done,
+        } => ("collective", collective, complete, bytes_done).into_pyobject(py)?,
     };
     Ok(Some(told))
 }

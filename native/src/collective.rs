@@ -1,0 +1,8 @@
+//! Collectives: schedules that Python plans, carried out without it.
+
+pub mod in_flight;
+pub mod kernels;
+mod progress;
+pub mod run;
+mod schedule;
+mod send_queue;

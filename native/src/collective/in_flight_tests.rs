@@ -1,0 +1,301 @@
+//! Collectives from their start to their end, in an engine without a network: messages come over channels that only count,
+//! and connections are numbers behind which there is none.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use pyo3::buffer::PyBuffer;
+use pyo3::prelude::*;
+use pyo3::types::PyByteArray;
+
+use super::*;
+use crate::borrowed_buffers::Borrowed;
+use crate::collective::kernels::{Dtype, Kernel, ReduceOp};
+use crate::collective::run::{Call, Peer};
+use crate::collective::schedule::tests::{Row, SCRATCH, encoded};
+use crate::matching::incoming_message::Next;
+use crate::runtime::thread::Thread;
+use crate::testing::fixtures::{Path, settings};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const NOBODY: u64 = 1 << 40;
+/// Receive what rank 1 has, add it to ours, and copy the sum.
+const ROWS: [Row; 3] = [
+    (2, 0, 1, 0, &[(SCRATCH, 0, 8)], &[]),
+    (3, 1, 0, 0, &[(0, 0, 8), (0, 0, 8), (SCRATCH, 0, 8)], &[0]),
+    (4, 0, 0, 0, &[(0, 8, 16), (0, 0, 8)], &[1]),
+];
+const SEND: Row = (1, 0, 1, 0, &[(0, 0, 8)], &[]);
+
+struct Scene {
+    engine: Arc<Engine>,
+    thread: Thread,
+    collectives: Collectives,
+    lent: Py<PyByteArray>,
+    seen: Vec<Event>,
+}
+
+fn values(of: [u64; 2]) -> Vec<u8> {
+    of.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+impl Scene {
+    fn new() -> Self {
+        Python::initialize();
+        let (engine, thread) = Engine::start(settings("cubic"), Arc::default()).unwrap();
+        Self {
+            collectives: Collectives::begin(&engine),
+            engine,
+            thread,
+            lent: Python::attach(|py| PyByteArray::new(py, &values([5, 0])).unbind()),
+            seen: Vec::new(),
+        }
+    }
+
+    fn start(&self, rows: &[Row]) {
+        let peer = |rank: u32| Peer {
+            rank,
+            name: format!("rank-{rank}"),
+            says: "a sum".to_owned(),
+            hears: "a sum".to_owned(),
+        };
+        let call = Call {
+            number: 7,
+            job: String::new(),
+            group: "g".to_owned(),
+            step: 3,
+            operation: 1,
+            dtype: "uint64".to_owned(),
+            item_bytes: 8,
+            kernel: Kernel::of(Dtype::U64, ReduceOp::Sum),
+            peers: vec![peer(0), peer(1)],
+            rank: 0,
+            level: 4,
+            bulk: false,
+            order: 0,
+        };
+        let events = self.engine.context.events.clone();
+        let buffer = Python::attach(|py| PyBuffer::get(self.lent.bind(py))).unwrap();
+        let buffers = vec![(Borrowed::new(buffer, events.clone()), true)];
+        let run = Run::new(call, &encoded(rows, 8), buffers, events).unwrap();
+        assert!(self.collectives.start(run));
+    }
+
+    /// A message of rank 1 comes, which calls the operation so.
+    fn arrive(&self, call: &str, dtype: &str) {
+        let header = Header {
+            dtype: dtype.to_owned(),
+            call: call.to_owned(),
+            key: crate::wire::Key {
+                kind: 1,
+                group: "g".to_owned(),
+                step: 3,
+                bucket: 1 << 32,
+                tag: 1,
+                ..crate::testing::fixtures::key(1)
+            },
+            ..crate::testing::fixtures::header(1, 8)
+        };
+        let slot = self
+            .engine
+            .context
+            .mail
+            .arrived(&"rank-1".into(), header, Arc::new(Path::default()));
+        assert!(slot.next() == Next::Read && slot.write(&9u64.to_le_bytes()));
+        self.engine.context.mail.completed(&slot);
+    }
+
+    /// Wait until it waits for rank 1.
+    fn waits(&self) {
+        while self.collectives.progress(7) != Some((0, vec![1])) {
+            thread::yield_now();
+        }
+    }
+
+    /// Wait until something was told.
+    fn until(&mut self, told: impl Fn(&Event) -> bool) {
+        let since = Instant::now();
+        while !self.seen.iter().any(&told) {
+            assert!(since.elapsed() < PATIENCE, "it was not told");
+            thread::sleep(Duration::from_millis(1));
+            self.seen.extend(self.engine.context.events.drain());
+        }
+    }
+
+    /// The collective ends, once, and lends nothing any more; whether it is complete, and its payload bytes.
+    fn end(&mut self) -> (bool, u64) {
+        self.until(|event| matches!(event, Event::CollectiveEnded { .. }));
+        let ends = self.seen.drain(..).filter_map(|event| match event {
+            Event::CollectiveEnded {
+                collective: 7,
+                complete,
+                bytes_done,
+            } => Some((complete, bytes_done)),
+            _ => None,
+        });
+        let ends: Vec<(bool, u64)> = ends.collect(); // which lets go of what was lent
+        assert_eq!(ends.len(), 1);
+        Python::attach(|py| self.lent.bind(py).resize(16)).expect("it is lent no more");
+        assert_eq!(self.collectives.progress(7), None);
+        ends[0]
+    }
+
+    fn content(&self) -> Vec<u8> {
+        Python::attach(|py| self.lent.bind(py).to_vec())
+    }
+}
+
+#[test]
+fn every_step_is_carried_out_and_nothing_is_told_but_the_end() {
+    for early in [false, true] {
+        let mut scene = Scene::new();
+        if early {
+            scene.arrive("a sum", "uint64");
+            scene.until(|event| matches!(event, Event::Announced { .. })); // for nobody had asked for it
+            scene.seen.clear();
+        }
+        scene.start(&ROWS);
+        if !early {
+            scene.waits();
+            scene.arrive("a sum", "uint64");
+        }
+        scene.until(|event| matches!(event, Event::CollectiveEnded { .. }));
+        let others = scene.seen.iter().filter(|event| !matches!(event, Event::Release(_)));
+        assert_eq!(others.count(), 1);
+        assert_eq!(scene.end(), (true, 8));
+        assert_eq!(scene.content(), values([14, 14]));
+    }
+}
+
+#[test]
+fn a_message_that_comes_before_its_step_begins_is_not_announced_unless_it_is_of_another_call() {
+    let waits: Row = (2, 0, 1, 0, &[(SCRATCH, 0, 8)], &[0]);
+    for (call, announced) in [("a sum", 0), ("", 0), ("a product", 1)] {
+        let mut scene = Scene::new();
+        scene.start(&[SEND, waits]);
+        scene.waits();
+        scene.arrive(call, "uint64");
+        scene.collectives.stop(7);
+        scene.until(|event| matches!(event, Event::CollectiveEnded { .. }));
+        let told = scene
+            .seen
+            .iter()
+            .filter(|event| matches!(event, Event::Announced { .. }));
+        assert_eq!(told.count(), announced, "{call:?}");
+    }
+}
+
+#[test]
+fn a_message_of_another_call_or_type_is_told_and_not_taken_for_the_step() {
+    for (call, dtype) in [("a product", "uint64"), ("a sum", "int64")] {
+        let mut scene = Scene::new();
+        scene.start(&ROWS);
+        scene.arrive(call, dtype);
+        scene.until(|event| {
+            matches!(event, Event::StepFailed { collective: 7, peer: 1, bytes: 8, failure: None, header: Some(header) }
+                if header.call == call && header.dtype == dtype)
+        });
+        assert_eq!(
+            scene.collectives.progress(7),
+            Some((0, Vec::new())),
+            "it goes on until it is stopped"
+        );
+        scene.collectives.stop(7);
+        assert_eq!(scene.end(), (false, 0));
+    }
+}
+
+#[test]
+fn one_that_is_stopped_ends_when_nothing_waits_for_the_network() {
+    let mut scene = Scene::new();
+    scene.start(&[ROWS[0], SEND]);
+    scene.collectives.stop(7);
+    assert_eq!(scene.end(), (false, 0));
+    scene.collectives.stop(7); // a second time is nothing
+    scene.arrive("a sum", "uint64");
+    scene.until(|event| matches!(event, Event::Announced { .. }));
+    assert_eq!(scene.content(), values([5, 0]), "written to after its end");
+}
+
+#[test]
+fn a_lost_connection_fails_nothing_and_the_next_one_is_used() {
+    let mut scene = Scene::new();
+    scene.start(&[SEND]);
+    for connection in [NOBODY, NOBODY + 1] {
+        scene.collectives.route(1, false, Some(connection)); // which has ended, as the engine says
+        thread::sleep(Duration::from_millis(20));
+        assert_eq!(scene.collectives.progress(7), Some((0, vec![1])));
+    }
+    scene.collectives.gone(1);
+    scene.until(|event| {
+        matches!(
+            event,
+            Event::StepFailed {
+                peer: 1,
+                failure: Some(Failure::Lost { .. }),
+                header: None,
+                ..
+            }
+        )
+    });
+    scene.collectives.stop(7);
+    assert_eq!(scene.end(), (false, 0));
+}
+
+#[test]
+fn from_a_rank_that_is_gone_only_what_had_come_is_received() {
+    let mut scene = Scene::new();
+    scene.arrive("a sum", "uint64");
+    scene.collectives.gone(1);
+    scene.start(&ROWS);
+    assert_eq!(scene.end(), (true, 8));
+    scene.start(&ROWS);
+    scene.until(|event| {
+        matches!(
+            event,
+            Event::StepFailed {
+                peer: 1,
+                failure: Some(Failure::Cancelled(_)),
+                ..
+            }
+        )
+    });
+    scene.collectives.stop(7);
+    assert_eq!(scene.end(), (false, 0));
+}
+
+#[test]
+fn what_runs_when_the_engine_closes_ends_and_what_comes_later_is_refused() {
+    let mut scene = Scene::new();
+    scene.start(&ROWS);
+    scene.waits();
+    let other = Engine::start(settings("cubic"), Arc::default()).unwrap().1;
+    std::mem::replace(&mut scene.thread, other).end().join().unwrap();
+    scene.engine.let_go();
+    assert_eq!(scene.end(), (false, 0));
+    let run = Run::new(
+        Call {
+            number: 8,
+            job: String::new(),
+            group: String::new(),
+            step: 0,
+            operation: 9,
+            dtype: String::new(),
+            item_bytes: 1,
+            kernel: None,
+            peers: Vec::new(),
+            rank: 0,
+            level: 4,
+            bulk: false,
+            order: 0,
+        },
+        &encoded(&[], 0),
+        Vec::new(),
+        scene.engine.context.events.clone(),
+    );
+    assert!(!scene.collectives.start(run.unwrap()));
+    assert!(
+        scene.engine.context.events.drain().is_empty(),
+        "it was refused, so it has no end"
+    );
+}

@@ -1,0 +1,136 @@
+//! Collectives as Python starts them (`transport/engine/native.py`), and the kernels as tests hold them against numpy's.
+
+use std::sync::Arc;
+
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::borrowed_buffers::Borrowed;
+use crate::collective::in_flight::Collectives;
+use crate::collective::kernels::{Dtype, Kernel, ReduceOp};
+use crate::collective::run::{Call, Peer, Run};
+use crate::events::EventQueue;
+
+/// An engine's collectives. They end in "collective" with their number; a step that fails is told by "step-failed".
+#[pyclass(module = "hive_qos_native", frozen)]
+pub struct CollectiveApi {
+    pub collectives: Collectives,
+    pub events: Arc<EventQueue>,
+}
+
+#[pymethods]
+impl CollectiveApi {
+    /// Carry out an encoded schedule over buffers, which are lent until its end. Whether it is taken.
+    ///
+    /// `members`: for each rank of the group its rank of the endpoint and its name, and the call in our words and in its.
+    #[expect(clippy::too_many_arguments, reason = "what a collective is, each by its name")]
+    #[pyo3(signature = (number, *, schedule, buffers, dtype, item_bytes, reduce_op, job, group, step, operation, members,
+                        rank, level, bulk, order))]
+    fn start(
+        &self,
+        py: Python<'_>,
+        number: u64,
+        schedule: &[u8],
+        buffers: Vec<PyBuffer<u8>>,
+        dtype: String,
+        item_bytes: usize,
+        reduce_op: &str,
+        job: String,
+        group: String,
+        step: u64,
+        operation: u32,
+        members: Vec<(u32, String, String, String)>,
+        rank: u32,
+        level: usize,
+        bulk: bool,
+        order: u64,
+    ) -> PyResult<bool> {
+        let peers: Vec<Peer> = members
+            .into_iter()
+            .map(|(rank, name, says, hears)| Peer {
+                rank,
+                name,
+                says,
+                hears,
+            })
+            .collect();
+        if rank as usize >= peers.len() || item_bytes == 0 || !buffers.iter().all(|buffer| buffer.is_c_contiguous()) {
+            return Err(PyValueError::new_err(
+                "a rank of the group, an element's size and contiguous buffers are needed",
+            ));
+        }
+        let call = Call {
+            number,
+            job,
+            group,
+            step,
+            operation,
+            kernel: kernel(&dtype, reduce_op).filter(|kernel| kernel.item_bytes() == item_bytes),
+            dtype,
+            item_bytes,
+            peers,
+            rank,
+            level,
+            bulk,
+            order,
+        };
+        let buffers = buffers
+            .into_iter()
+            .map(|buffer| {
+                let writable = !buffer.readonly();
+                (Borrowed::new(buffer, self.events.clone()), writable)
+            })
+            .collect();
+        let run = Run::new(call, schedule, buffers, self.events.clone()).map_err(PyValueError::new_err)?;
+        Ok(py.detach(|| self.collectives.start(run)))
+    }
+
+    /// End one early: what it has under way is cancelled, then it ends.
+    fn stop(&self, number: u64) {
+        self.collectives.stop(number);
+    }
+
+    /// The connection that leads to a rank now, or None.
+    #[pyo3(signature = (rank, bulk, connection))]
+    fn route(&self, rank: u32, bulk: bool, connection: Option<u64>) {
+        self.collectives.route(rank, bulk, connection);
+    }
+
+    /// A rank is gone for good, and what came from it before has been told.
+    fn gone(&self, rank: u32) {
+        self.collectives.gone(rank);
+    }
+
+    /// Payload bytes sent and received, and the ranks of the group that it waits for; None of one that has ended.
+    fn progress(&self, py: Python<'_>, number: u64) -> Option<(u64, Vec<u32>)> {
+        py.detach(|| self.collectives.progress(number))
+    }
+}
+
+/// Whether values of a dtype can be reduced so without Python.
+#[pyfunction]
+pub fn reduces(dtype: &str, reduce_op: &str) -> bool {
+    kernel(dtype, reduce_op).is_some()
+}
+
+/// Reduce equally long runs of values in rank order into `target`, for tests that hold this against Python's kernels.
+#[pyfunction]
+pub fn reduce(target: PyBuffer<u8>, sources: Vec<PyBuffer<u8>>, dtype: &str, reduce_op: &str) -> PyResult<()> {
+    let kernel = kernel(dtype, reduce_op).ok_or_else(|| PyValueError::new_err("no such reduction"))?;
+    let fits = |one: &PyBuffer<u8>| one.is_c_contiguous() && one.len_bytes() == target.len_bytes();
+    if target.readonly() || sources.is_empty() || !fits(&target) || !sources.iter().all(fits) {
+        return Err(PyValueError::new_err(
+            "a writable target and sources of its length are needed",
+        ));
+    }
+    let addresses: Vec<*const u8> = sources.iter().map(|one| one.buf_ptr().cast_const().cast()).collect();
+    // SAFETY: all are contiguous and equally long, and their exporters keep them in place; a test lends no buffers that
+    // overlap without being the same.
+    unsafe { kernel.run(target.buf_ptr().cast(), &addresses, target.len_bytes(), sources.len()) };
+    Ok(())
+}
+
+fn kernel(dtype: &str, reduce_op: &str) -> Option<Kernel> {
+    Kernel::of(Dtype::named(dtype)?, ReduceOp::named(reduce_op)?)
+}
