@@ -190,7 +190,7 @@ impl InFlight {
         let call = &active.run.call;
         self.engine
             .context
-            .mail
+            .matcher
             .expect(&call.group, call.step, active.run.heard());
         self.active.insert(number, active);
         self.advance(number);
@@ -199,7 +199,10 @@ impl InFlight {
     /// Nothing of it is begun any more.
     fn forget(&mut self, number: u64) {
         if let Some(Active { run, .. }) = self.active.remove(&number) {
-            self.engine.context.mail.expect_no_more(&run.call.group, run.call.step);
+            self.engine
+                .context
+                .matcher
+                .expect_no_more(&run.call.group, run.call.step);
         }
     }
 
@@ -265,7 +268,7 @@ impl InFlight {
             key: run.key(step, peer.rank),
             buffer: run.posted(step),
         };
-        self.engine.context.mail.post(&peer.name, post);
+        self.engine.context.matcher.post(&peer.name, post);
         if self.gone.contains(&peer.rank) {
             let engine = self.engine.clone();
             self.engine.spawn(async move {

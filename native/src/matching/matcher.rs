@@ -135,7 +135,7 @@ impl Matcher {
                 {
                     waiting.complete.push_back(message.clone());
                 }
-                if !boxes.expects(&slot.header) {
+                if !queues.expects(&message.header) {
                     self.events.push(Event::Announced {
                         peer: message.peer.clone(),
                         header: message.header.clone(),
