@@ -184,7 +184,7 @@ class Runtime:
         while not wait_until(self._connected, min(give_up_s, time.monotonic() + ABORT_CHECK_S)):
             if time.monotonic() >= give_up_s:
                 raise missing_ranks_error(self._endpoint.peers.missing(), timeout_s)
-            bootstrap.abort.listen(missing=self._endpoint.peers.missing())
+            bootstrap.abort.check(missing=self._endpoint.peers.missing())
         if self._refusal is not None:
             raise self._refusal
 

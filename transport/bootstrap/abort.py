@@ -35,7 +35,7 @@ _log = logging.getLogger("transport.bootstrap.abort")
 
 
 class BootstrapAbort:
-    """Tells the others why this rank cannot connect, and hears why another one cannot.
+    """Publishes why this rank cannot connect, and reads why another one cannot.
 
     Attributes:
         run: None until it is known.
@@ -50,7 +50,7 @@ class BootstrapAbort:
         self._settings = settings
         self._warned = False
 
-    def listen(self, *, missing: Collection[int] = ()) -> None:
+    def check(self, *, missing: Collection[int] = ()) -> None:
         """Raise what another rank gave up for, if one did.
 
         Args:
@@ -62,17 +62,17 @@ class BootstrapAbort:
             ConnectionLostError: the store is gone.
         """
         try:
-            heard = self._heard()
+            published = self._read_reason()
         except TransportError as error:
             if 0 in missing:
                 raise ConnectionLostError("rank 0", f"it is not connected, and {error}", rank=0) from error
             return
-        if heard is not None:
-            raise heard
+        if published is not None:
+            raise published
 
     @contextlib.contextmanager
     def published_on_failure(self) -> Iterator[None]:
-        """Let the others know when what is inside fails, as far as they can still be told."""
+        """Publish why the body failed, where it did and the store can still be reached."""
         try:
             yield
         except TimedOutError:
@@ -85,13 +85,13 @@ class BootstrapAbort:
             raise
 
     def _tell(self, reason: str) -> None:
-        with contextlib.suppress(Exception):  # it is raised on this rank in any case, whoever learns of it
+        with contextlib.suppress(Exception):  # this rank raises its error in any case
             self._publish(reason)
 
     def _publish(self, reason: str) -> None:
         if self._world_size == 1 or (self.run is None and not self._read_run()):
             return
-        if self._heard() is None:  # else we pass on what stopped us, and the others can read it as we did
+        if self._read_reason() is None:  # else we pass on what stopped us, and the others can read it as we did
             self._rendezvous.set(self._key, self._written(_cleaned(reason)))
         if self._rank == 0:
             time.sleep(LINGER_S)
@@ -110,7 +110,7 @@ class BootstrapAbort:
         self.run = Run(self._world, self._world_size, nonce)
         return len(nonce) == RUN_BYTES
 
-    def _heard(self) -> PeerError | None:
+    def _read_reason(self) -> PeerError | None:
         """What somebody gave up for; None where nobody did, or it cannot be believed."""
         if self.run is None:
             return None

@@ -164,7 +164,7 @@ def _read_run(waiting: _Waiting, *, world: str, world_size: int) -> Run:
 
 @dataclass(frozen=True)
 class _Waiting:
-    """Waiting for what others publish, with an ear for those that give up."""
+    """Waits for what others publish, and raises when one of them has given up."""
 
     rendezvous: Rendezvous
     abort: BootstrapAbort
@@ -185,7 +185,7 @@ class _Waiting:
             except TimedOutError as error:
                 if time.monotonic() >= self.give_up_s:
                     raise missing_ranks_error([rank], self.give_up_s - self.began_s) from error
-            self.abort.listen()
+            self.abort.check()
 
 
 def missing_ranks_error(missing: Sequence[int], timeout_s: float) -> TimedOutError:

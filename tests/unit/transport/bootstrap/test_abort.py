@@ -121,7 +121,7 @@ def test_an_abort_that_is_not_the_jobs_own_changes_nothing_where_there_is_a_secr
     for forge in forgers:
         store = MemoryRendezvous()
         forge(store)
-        made(SECRET, rank=0, store=store).listen()
+        made(SECRET, rank=0, store=store).check()
     assert caplog.text.count("not credibly") == len(forgers)
 
 
@@ -131,15 +131,15 @@ def test_an_abort_that_was_changed_is_not_believed(change: dict[str, object]) ->
     said(SECRET, ValueError("x"), store=store)
     listener = made(SECRET, rank=0, store=store)
     with pytest.raises(PeerError, match="rank 1: it gave up connecting: x"):
-        listener.listen()
+        listener.check()
     store.set(KEY, json.dumps(json.loads(store.get(KEY, 0.0)) | change).encode())
-    listener.listen()
+    listener.check()
 
 
 def test_without_a_secret_one_of_an_earlier_run_is_not_believed_either() -> None:
     store = MemoryRendezvous()
     said(OPEN, ValueError("x"), store=store, run=replace(RUN, nonce=b"x" * RUN_BYTES))
-    made(OPEN, rank=0, store=store).listen()
+    made(OPEN, rank=0, store=store).check()
 
 
 def test_a_forged_abort_does_not_keep_ranks_with_a_secret_from_connecting() -> None:
@@ -153,7 +153,7 @@ def test_a_reason_is_bounded_and_fit_for_a_terminal() -> None:
     store = MemoryRendezvous()
     said(SECRET, ValueError("\x1b[31m\n" + "x" * 100_000), store=store)
     with pytest.raises(PeerError) as caught:
-        made(SECRET, rank=0, store=store).listen()
+        made(SECRET, rank=0, store=store).check()
     assert caught.value.reason.isprintable()
     assert len(caught.value.reason) < REASON_CHARS_MAX + 50
 
@@ -164,7 +164,7 @@ def test_the_first_to_give_up_is_the_one_that_is_named() -> None:
     with pytest.raises(PeerError), made(SECRET, rank=2, store=store).published_on_failure():
         raise PeerError("rank 1", "heard")
     with pytest.raises(PeerError, match="rank 1: it gave up connecting: first"):
-        made(SECRET, rank=0, store=store).listen()
+        made(SECRET, rank=0, store=store).check()
 
 
 def test_a_rank_whose_time_is_over_says_nothing_so_that_each_names_whom_it_missed() -> None:
@@ -186,7 +186,7 @@ def test_a_rank_that_fails_before_rank_0_is_there_waits_for_the_run_a_moment_onl
         store.set("hive/w/run", RUN.nonce)
         saying.result(LIMIT_S)
     with pytest.raises(PeerError, match="gave up"):
-        made(SECRET, rank=0, store=store).listen()
+        made(SECRET, rank=0, store=store).check()
 
 
 def test_a_store_that_is_gone_matters_to_those_alone_whom_rank_0_has_not_reached() -> None:
@@ -195,9 +195,9 @@ def test_a_store_that_is_gone_matters_to_those_alone_whom_rank_0_has_not_reached
             raise TransportError("the store is gone")
 
     listener = made(OPEN, rank=1, store=Gone())
-    listener.listen(missing=[2])
+    listener.check(missing=[2])
     with pytest.raises(ConnectionLostError, match=r"rank 0.*the store is gone"):
-        listener.listen(missing=[0, 2])
+        listener.check(missing=[0, 2])
 
 
 def test_a_store_that_does_not_answer_keeps_nobody_from_failing(monkeypatch: pytest.MonkeyPatch) -> None:
