@@ -6,8 +6,10 @@ timer.
 
 from __future__ import annotations
 
+import ast
 import ssl
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,10 +19,12 @@ from aioquic.quic.events import ConnectionTerminated, HandshakeCompleted, QuicEv
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+from transport.engine.aioquic import exceptions
 from transport.engine.aioquic.exceptions import OpenedConnection
 from transport.engine.aioquic.measurement import CONTROLLERS
 from transport.identity import ephemeral_identity
 
+FOLDER = Path(exceptions.__file__).parent
 LATENCY_S = 0.005
 WINDOW, STREAM_WINDOW, STREAMS = 100_000, 20_000, 8
 CLIENT, SERVER = ("192.0.2.1", 1), ("192.0.2.2", 2)
@@ -295,3 +299,27 @@ def test_packets_become_shorter_and_what_was_too_long_is_cut_anew(pair: Pair) ->
     assert pair.a.datagram_bytes == 1200
     pair.settle(seconds=5, drop=lambda data: len(data) > 1300)
     assert pair.a.is_acked(first)
+
+
+# And nowhere else
+
+
+def private(tree: ast.AST, *, of_self: bool) -> set[str]:
+    """Private attributes that a file names, of `self` or of anything else."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+            named = node.value.id if isinstance(node.value, ast.Name) else ""
+            if (named == "self") == of_self:
+                found.add(node.attr)
+    return found
+
+
+def test_no_other_file_names_a_private_part_of_aioquic() -> None:
+    for path in FOLDER.glob("*.py"):
+        if path.name != "exceptions.py":
+            found = private(ast.parse(path.read_text()), of_self=False)
+            assert found <= {"_abandon_in_child"}, f"{path.name}: {found}"
+    tree = ast.parse((FOLDER / "connection.py").read_text())
+    of_aioquic = {name for name in vars(opened()[0]) | vars(QuicConnection) if name.startswith("_")}
+    assert not private(tree, of_self=True) & of_aioquic

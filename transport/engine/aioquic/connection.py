@@ -128,8 +128,13 @@ class HiveConnection(OpenedConnection):
         """See what was acknowledged, and what more the peer may send."""
         self.outgoing.collect()
         if self.established:
+            self.incoming.update()
+
+    def tick(self) -> None:
+        """What is due ten times a second."""
+        if self.established:
             try:
-                self.incoming.update()
+                self.incoming.check_kept()
             except WireError as error:
                 self.refuse(error.wire_code, error.reason)
 

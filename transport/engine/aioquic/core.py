@@ -327,6 +327,10 @@ class Core(Loop):
         patience_s = settings.dead_after_s or DEAD_AFTER_S
         for session in list(self._sessions):
             connection = session.connection
+            connection.tick()
+            if connection.over:
+                self._end(session)
+                continue
             silent_s = now - connection.heard_at
             if session.number is None:
                 patient_s = settings.handshake_timeout_s
@@ -343,7 +347,6 @@ class Core(Loop):
                 session.pinged_at = now
                 connection.send_ping(0)
                 session.timer_at = now
-            self._collect(session)
         for cid in [cid for cid, (_, until) in self._lingering.items() if until < now]:
             del self._lingering[cid]
         self.snapshot = {number: session.statistics(now_s=now) for number, session in self._by_number.items()}

@@ -110,14 +110,19 @@ class Incoming:
                 if stream.complete:
                     self._finish(stream)
 
-    def update(self) -> None:
-        """See what more the peer may send.
+    def check_kept(self) -> None:
+        """Hold what aioquic keeps behind gaps against what it may; ten times a second, for it has to be counted.
 
         Raises:
-            WireError: it sends its messages in dust.
+            WireError: it is more.
         """
+        if self.matcher is None:
+            self._check_before_hello()
         if self._quic.pieces > PIECES_MAX:
             raise WireError(WireCode.PROTOCOL_VIOLATION, f"messages in dust: more than {PIECES_MAX} pieces")
+
+    def update(self) -> None:
+        """See what more the peer may send."""
         self._quic.streams_held = self.matcher is not None and self.matcher.full(self.account)
         # Tell the peer when a quarter of the window is free again: 4 frames a window are cheap and never late.
         if self._quic.received_bytes + self.window_bytes - self._quic.data_limit >= self.window_bytes // 4:
