@@ -10,7 +10,6 @@ mod driver;
 mod driver_state;
 pub mod endpoint;
 pub mod endpoint_state;
-pub mod gso_batching;
 mod gso_size;
 pub mod send_scheduler;
 pub mod streams;

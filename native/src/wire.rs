@@ -11,7 +11,7 @@ mod header_writer;
 mod stream_readers;
 
 pub use self::error_codes::{Code, Violation, code_name};
-pub use self::framing::{HEADER_BYTES_MAX, INTEGER_BYTES_MAX, split_header};
+pub use self::framing::{HEADER_BYTES_MAX, split_header};
 #[cfg(any(test, feature = "fuzzing"))]
 pub use self::framing::{decode_varint, split_frame};
 pub use self::header::{Header, Key, decode_header};

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use quinn_proto::{Connection, Dir, StreamId, VarInt};
 
-use crate::quic::ack_policy::BATCH_BYTES_MIN;
 use crate::testing::fixtures;
 use crate::testing::simulated_path::{DIALS, IS_DIALLED, Pair};
 
@@ -20,12 +19,6 @@ const LARGE_BYTES: u64 = 1 << 19;
 /// What leaves within `SPAN`: a burst of 1/20 of the window, and what comes to 1.25 windows a round trip, 1/16.
 const PART_MAX: f64 = 0.15;
 const STREAMS: usize = 16;
-/// About 0.9 Gbit/s, of which batches are half a millisecond.
-const FAST_BYTES: u64 = 1 << 22;
-/// How often the driver asks where acknowledgements come.
-const STEP: Duration = Duration::from_micros(50);
-/// Of a runtime's timer.
-const TICK: Duration = Duration::from_millis(1);
 static CONTENT: [u8; 1 << 16] = [7; 1 << 16];
 
 /// When so many bytes left, and how large the window was.
@@ -151,77 +144,4 @@ fn a_large_window_leaves_spread_over_the_round_trip() {
         let bytes = bytes_of(&sent);
         assert!(bytes > window / 2, "{name}: {bytes} bytes of a window of {window}");
     }
-}
-
-/// Sizes of what leaves within half a round trip, in which nothing is acknowledged, where the stack is asked every `step`.
-fn batches(run: &mut Run, step: Duration) -> Vec<usize> {
-    run.work(20 * ROUND, false);
-    run.pair.sides[DIALS].batches.clear();
-    let until = run.pair.now + ROUND / 2;
-    while run.pair.now < until {
-        fill(run.pair.stack(DIALS), &run.streams);
-        run.pair
-            .run(until.min(run.pair.now + step), |_, _, _| vec![Duration::ZERO]);
-    }
-    run.pair.sides[DIALS].batches.clone()
-}
-
-/// One whose path carries about 0.9 Gbit/s.
-fn fast() -> Run {
-    let mut run = Run::new("cubic");
-    for _ in 0..40 {
-        if run.window() < FAST_BYTES {
-            run.work(ROUND, true);
-        }
-    }
-    run.lost.set(1); // or it grows while what was written leaves
-    run.work(4 * ROUND, true);
-    assert!(run.window() >= FAST_BYTES / 2, "{}", run.window());
-    run
-}
-
-#[test]
-fn what_the_pacer_lets_go_leaves_at_once_where_there_is_no_more_to_come_and_no_slower_where_that_changes() {
-    let mut run = fast();
-    run.pair.sides[DIALS].filling = None;
-    let before = batches(&mut run, STEP);
-    let mut run = fast();
-    run.pair.sides[DIALS].more = false;
-    assert_eq!(batches(&mut run, STEP), before);
-    let mut run = fast();
-    run.work(20 * ROUND, false);
-    run.pair.sides[DIALS].batches.clear();
-    let until = run.pair.now + ROUND / 2;
-    for turn in 0.. {
-        run.pair.sides[DIALS].more = turn / 7 % 2 == 0; // batches are begun, and not waited for any more
-        fill(run.pair.stack(DIALS), &run.streams);
-        let next = until.min(run.pair.now + STEP);
-        run.pair.run(next, |_, _, _| vec![Duration::ZERO]);
-        if next == until {
-            break;
-        }
-    }
-    let [before, now] = [&before, &run.pair.sides[DIALS].batches].map(|batches| batches.iter().sum::<usize>());
-    assert!((before * 97 / 100..=before).contains(&now), "{now} and not {before}");
-}
-
-#[test]
-fn what_the_pacer_lets_go_leaves_in_whole_batches_and_no_slower() {
-    let [before, now] = [false, true].map(|fills| {
-        let mut run = fast();
-        if !fills {
-            run.pair.sides[DIALS].filling = None;
-        }
-        let asked = batches(&mut run, STEP);
-        run.pair.tick = TICK;
-        (asked, batches(&mut run, ROUND))
-    });
-    let bytes = |batches: &[usize]| batches.iter().sum::<usize>();
-    let pieces = |batches: &[usize]| batches.iter().filter(|bytes| **bytes < BATCH_BYTES_MIN).count();
-    assert!(2 * pieces(&before.0) > before.0.len(), "{before:?}"); // or there is nothing to be gained
-    assert!(pieces(&now.0) <= 1, "{now:?}"); // what the burst ends with
-    let (least, most) = (bytes(&before.0) * 97 / 100, bytes(&before.0)); // a batch is under way
-    assert!((least..=most).contains(&bytes(&now.0)), "{now:?} and not {before:?}");
-    // By deadlines alone, which come late.
-    assert!(bytes(&now.1) >= bytes(&before.1), "{now:?} and not {before:?}");
 }

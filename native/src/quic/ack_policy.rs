@@ -17,7 +17,7 @@
 use std::time::{Duration, Instant};
 
 /// Of the 64 KiB that the kernel joins at most.
-pub const BATCH_BYTES_MIN: usize = 48 << 10;
+const BATCH_BYTES_MIN: usize = 48 << 10;
 const BATCHES: u32 = 4;
 /// At 1 Gbit/s three more batches take three quarters of that.
 const WAIT: Duration = Duration::from_millis(2);

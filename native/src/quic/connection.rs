@@ -15,7 +15,6 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::Waker;
 use std::time::Instant;
@@ -30,7 +29,6 @@ use tokio::sync::Notify;
 use super::ack_policy::AckPolicy;
 use super::address_validation::Path;
 use super::dirty_list::DirtyList;
-use super::gso_batching::Filling;
 use crate::congestion::path_measurement::DeliveryRate;
 use crate::runtime::locks::{locked, words_of};
 
@@ -52,21 +50,10 @@ pub(super) struct Shared {
     state: Mutex<State>,
     snapshot: Mutex<StatsSnapshot>,
     pending: Mutex<PendingCommands>,
-    /// Messages of which the stack has not got all.
-    unwritten: AtomicUsize,
     /// It is up, or it has ended.
     changed: Notify,
     pub(super) opened: Notify,
     pub(super) allowed: Notify,
-}
-
-/// A message of which the stack has not got all, as long as this lives.
-pub struct Unwritten(Connection);
-
-impl Drop for Unwritten {
-    fn drop(&mut self) {
-        self.0.0.unwritten.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 /// How a connection stood when the driver had looked at it last.
@@ -98,7 +85,6 @@ pub struct State {
     /// It is in the driver's queue for sending.
     pub due: bool,
     pub ack_policy: AckPolicy,
-    pub filling: Filling,
     /// When it wants to be looked at, as the driver knows it.
     pub deadline: Option<Instant>,
     established: bool,
@@ -137,7 +123,6 @@ impl Connection {
             listed: true,
             due: false,
             ack_policy: AckPolicy::default(),
-            filling: Filling::default(),
             deadline: None,
             established: false,
             ended: None,
@@ -151,7 +136,6 @@ impl Connection {
             state: Mutex::new(state),
             snapshot: Mutex::new(snapshot),
             pending: Mutex::default(),
-            unwritten: AtomicUsize::new(0),
             changed: Notify::new(),
             opened: Notify::new(),
             allowed: Notify::new(),
@@ -204,27 +188,10 @@ impl Connection {
 
     /// Have the driver look at this connection.
     pub fn mark_dirty(&self, state: &mut State) {
-        state.filling.hurry(1);
-        self.mark_dirty_for_more(state);
-    }
-
-    /// The same, for more of what it is sending already: that need not go before the next whole batch.
-    pub fn mark_dirty_for_more(&self, state: &mut State) {
         state.ack_policy.hurry();
         if !std::mem::replace(&mut state.listed, true) {
             self.0.dirty.add(self.0.handle);
         }
-    }
-
-    /// A message is about to be written.
-    pub fn begin_message(&self) -> Unwritten {
-        self.0.unwritten.fetch_add(1, Ordering::Relaxed);
-        Unwritten(self.clone())
-    }
-
-    /// Whether there is a message of which the stack has not got all.
-    pub fn has_more(&self) -> bool {
-        self.0.unwritten.load(Ordering::Relaxed) > 0
     }
 
     /// Have the driver look whether something may be sent now.
@@ -388,7 +355,6 @@ impl Connection {
             return;
         }
         state.ack_policy.hurry();
-        state.filling.hurry(1);
         let close = pending.close.filter(|_| state.ended.is_none());
         let closing = close.is_some();
         self.with(state, |_, stack| {

@@ -1,7 +1,6 @@
 //! How much is sent at once, of which connection, and when others have their turn.
 //!
 //! - What is sent at once is bounded by what the paths of the socket carry (`gso_size`).
-//! - On fast paths what is less than a whole one waits for the rest of it (`gso_batching`).
 //! - A connection sends `BATCHES_A_TURN`; then acknowledgements are read and the others have their turn.
 
 use std::sync::atomic::Ordering;
@@ -13,7 +12,6 @@ use quinn_proto as proto;
 use super::connection;
 use super::driver_state::Driver;
 use super::endpoint_state::State;
-use super::gso_batching::Batch;
 use super::gso_size::{on_wire, segments_in};
 use crate::udp::socket::Socket;
 
@@ -41,29 +39,21 @@ impl Driver {
             let receives = connection.with(&mut shared, |_, stack| stack.streams().send_streams() <= STREAMS_IDLE);
             let waits = shared.ack_policy.wait(receives == Some(true), Instant::now());
             let mut more = waits.is_none();
-            let mut fills = None;
             for _ in 0..if more { BATCHES_A_TURN } else { 0 } {
                 let made = connection.with(&mut shared, |shared, stack| {
                     self.shared.faults.here("stack");
                     self.packets.clear();
                     batch(
-                        (shared, connection.has_more()),
+                        shared,
                         stack,
-                        (self.shared.batch, self.rate),
+                        (self.shared.batch_time, self.rate),
                         &self.socket,
                         &mut self.packets,
                     )
                 });
-                let transmit = match made.unwrap_or(Batch::Nothing) {
-                    Batch::Made(transmit) => transmit,
-                    Batch::Waits(until) => {
-                        (more, fills) = (false, Some(until));
-                        break;
-                    }
-                    Batch::Nothing => {
-                        more = false;
-                        break;
-                    }
+                let Some(transmit) = made.flatten() else {
+                    more = false;
+                    break;
                 };
                 if !self.socket.poll_send(cx, &on_wire(&transmit, &self.packets)) {
                     self.unsent = Some(transmit);
@@ -75,7 +65,7 @@ impl Driver {
             }
             shared.due = more;
             let deadline = connection.with(&mut shared, |_, stack| stack.poll_timeout()).flatten();
-            let deadline = deadline.into_iter().chain(waits).chain(fills).min();
+            let deadline = deadline.into_iter().chain(waits).min();
             if deadline != shared.deadline {
                 if let Some(before) = std::mem::replace(&mut shared.deadline, deadline) {
                     self.deadlines.remove(&(before, handle.0));
@@ -96,23 +86,21 @@ impl Driver {
 
 /// What a connection sends at once, written to `packets`.
 ///
-/// `more`: there is more to come than the stack has. `batch`: how long it may take on paths that carry so many bytes a
-/// second together.
+/// `time`: how long it may take on paths that carry `all` bytes a second together.
 fn batch(
-    (shared, more): (&mut connection::State, bool),
+    shared: &mut connection::State,
     stack: &mut proto::Connection,
-    (batch, all): (Duration, u64),
+    (time, all): (Duration, u64),
     socket: &Socket,
     packets: &mut Vec<u8>,
-) -> Batch {
+) -> Option<proto::Transmit> {
     loop {
         let size = usize::from(stack.current_mtu());
         let rate = shared.rate.bytes_per_s.load(Ordering::Relaxed);
-        let segments = segments_in(batch, rate, all, size).min(socket.segments_max(size));
+        let segments = segments_in(time, rate, all, size).min(socket.segments_max(size));
         let probes = shared.path.probes(stack);
-        let fills = more && !shared.path.remote().ip().to_canonical().is_loopback();
-        let made = shared.filling.ask(stack, segments, fills, Instant::now(), packets);
-        if probes.is_none() || probes == shared.path.probes(stack) || !matches!(made, Batch::Made(_)) {
+        let made = stack.poll_transmit(Instant::now(), segments, packets);
+        if probes.is_none() || probes == shared.path.probes(stack) || made.is_none() {
             return made;
         }
         packets.clear(); // a probe that must not be sent

@@ -33,7 +33,6 @@ impl Driver {
                 shared.deadline = None;
                 shared.ack_policy.time_out(now);
                 connection.with(&mut shared, |shared, stack| {
-                    shared.filling.time_out(stack.poll_timeout(), now);
                     stack.handle_timeout(now);
                     shared.path.look(stack, None);
                 });

@@ -57,7 +57,7 @@ impl Endpoint {
             incoming: VecDeque::new(),
         };
         let shared = Arc::new(Shared {
-            batch: if bulk { BATCH_TIME_BULK } else { BATCH_TIME },
+            batch_time: if bulk { BATCH_TIME_BULK } else { BATCH_TIME },
             dirty: Arc::default(),
             state: Mutex::new(state),
             next_socket: Mutex::default(),

@@ -21,7 +21,7 @@ const STARTS_MAX: usize = 5;
 const STARTS_SPAN: Duration = Duration::from_secs(10);
 
 pub(super) struct Shared {
-    pub(super) batch: Duration,
+    pub(super) batch_time: Duration,
     pub(super) dirty: Arc<DirtyList>,
     pub(super) state: Mutex<State>,
     /// What the driver goes on with at its next turn.

@@ -1,30 +1,23 @@
 use std::net::UdpSocket;
 use std::os::fd::AsRawFd;
 use std::pin::Pin;
-use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 use std::task::{Context, Waker};
 use std::thread;
 use std::time::Duration;
 
-use quinn_proto::congestion::CubicConfig;
+use quinn_proto as proto;
 use quinn_proto::crypto::rustls::{QuicClientConfig, QuicServerConfig};
-use quinn_proto::{self as proto, TransportConfig};
 use rustls::crypto::ring::default_provider;
 use rustls::server::ResolvesServerCertUsingSni;
 use rustls::{RootCertStore, version};
 use tokio::time::sleep_until;
 
 use super::*;
-use crate::quic::address_validation::Path;
 use crate::quic::connection;
-use crate::quic::gso_batching::Filling;
 use crate::quic::gso_size::segments_in;
 
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Bytes a second.
-const RATE: u64 = 125_000_000;
-const ROUND_TRIP: Duration = Duration::from_secs(10);
 
 #[test]
 fn no_more_is_sent_at_once_than_the_path_carries_in_a_moment() {
@@ -88,17 +81,12 @@ impl Served {
     }
 
     fn dial(&self, remote: SocketAddr) -> Connection {
-        self.dial_over(remote, TransportConfig::default())
-    }
-
-    fn dial_over(&self, remote: SocketAddr, transport: TransportConfig) -> Connection {
         let client = rustls::ClientConfig::builder_with_provider(Arc::new(default_provider()))
             .with_protocol_versions(&[&version::TLS13])
             .unwrap()
             .with_root_certificates(RootCertStore::empty())
             .with_no_client_auth();
-        let mut config = ClientConfig::new(Arc::new(QuicClientConfig::try_from(client).unwrap()));
-        config.transport_config(Arc::new(transport));
+        let config = ClientConfig::new(Arc::new(QuicClientConfig::try_from(client).unwrap()));
         self.endpoint.connect(config, remote, "peer", Arc::default()).unwrap()
     }
 
@@ -152,43 +140,6 @@ async fn what_was_heard_is_told_though_nothing_can_be_sent() {
     served.driver.read(&mut Context::from_waker(Waker::noop()), &mut state);
     served.driver.settle(&mut state);
     assert_eq!(connection.stats().unwrap().udp_rx.datagrams, before + 1);
-}
-
-#[tokio::test]
-async fn the_driver_asks_again_when_a_batch_is_whole_that_it_waits_for_while_there_is_more_to_come() {
-    let (mut served, peer) = (Served::new(), bound());
-    // A path of 1 Gbit/s, so long that nothing else is due for many seconds.
-    let mut transport = TransportConfig::default();
-    let mut controller = CubicConfig::default();
-    controller.initial_window(RATE * ROUND_TRIP.as_secs());
-    transport.initial_rtt(ROUND_TRIP);
-    transport.congestion_controller_factory(Arc::new(controller));
-    let connection = served.dial_over(peer.local_addr().unwrap(), transport);
-    served.until(|_| received(&peer)).await;
-    let empty = Instant::now() + Duration::from_secs(1);
-    {
-        let mut shared = connection.lock();
-        shared.path = Path::new(SocketAddr::from(([192, 0, 2, 1], 1))); // of another host
-        shared.rate.bytes_per_s.store(RATE, Ordering::Relaxed);
-        shared.filling = Filling::held_back(empty);
-    }
-    let mut asks_next = || {
-        let endpoint = served.driver.shared.clone();
-        let state = endpoint.lock();
-        served.driver.due.extend(state.connections.keys());
-        assert!(served.driver.send(&mut Context::from_waker(Waker::noop()), &state));
-        let asked = connection.lock().deadline.expect("it has deadlines");
-        assert_eq!(served.driver.deadlines.first().map(|(at, _)| *at), Some(asked));
-        asked
-    };
-    let unwritten = connection.begin_message();
-    let batch = asks_next() - empty;
-    assert!(
-        (Duration::from_micros(250)..Duration::from_micros(800)).contains(&batch),
-        "{batch:?}"
-    );
-    drop(unwritten);
-    assert!(asks_next() > empty + ROUND_TRIP / 2, "nothing is waited for");
 }
 
 #[tokio::test]

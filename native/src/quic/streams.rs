@@ -81,16 +81,14 @@ impl SendStream {
         let Some(stack) = &mut state.stack else {
             return Poll::Ready(Err(WriteError::Lost));
         };
-        let bytes: usize = chunks.iter().map(Bytes::len).sum();
         match stack.send_stream(self.id).write_chunks(chunks) {
             Ok(written) => {
-                state.filling.wrote(bytes, written.bytes);
-                self.connection.mark_dirty_for_more(&mut state);
+                self.connection.mark_dirty(&mut state);
                 Poll::Ready(Ok(written))
             }
             Err(proto::WriteError::Blocked) => {
                 state.writers.insert(self.id, cx.waker().clone());
-                self.connection.mark_dirty_for_more(&mut state); // the peer may be told that it holds us up
+                self.connection.mark_dirty(&mut state); // the peer may be told that it holds us up
                 Poll::Pending
             }
             Err(proto::WriteError::Stopped(code)) => Poll::Ready(Err(WriteError::Stopped(code))),

@@ -142,9 +142,8 @@ async fn drive(session: &Arc<PeerSession>, message: &Message, opened: &mut Optio
     let stream = opened.insert(stream);
     session.context.faults.here("send");
     stream.set_priority(rank(message.level, session.opened.fetch_add(1, Ordering::Relaxed)));
-    let unwritten = connection.begin_message();
     match write(session, message, stream).await {
-        Ok(()) => drop(unwritten),
+        Ok(()) => {}
         Err(WriteError::Stopped(code)) => return End::Stopped(code),
         Err(WriteError::Lost) => return End::Lost,
     }

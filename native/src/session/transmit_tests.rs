@@ -100,14 +100,13 @@ impl Up {
         }
     }
 
-    /// Send so many bytes, of which the peer takes as much as `act` does: whether there was more to come when the send had
-    /// had its first turn, and how it ended.
+    /// Send so many bytes, of which the peer takes as much as `act` does: how that ended.
     async fn send(
         &self,
         bytes: usize,
         deadline: Option<Duration>,
         act: impl AsyncFnOnce(&Self, oneshot::Sender<Failure>),
-    ) -> (bool, Option<Failure>) {
+    ) -> Option<Failure> {
         let message = Message {
             operation: OPERATION,
             header: Bytes::from_static(&LONG[..bytes]),
@@ -115,21 +114,18 @@ impl Up {
             level: 1,
             deadline,
         };
-        let connection = self.session.connection().unwrap();
         let (abort, aborted) = oneshot::channel();
         let mut send = pin!(send(self.session.clone(), message, aborted));
         let turn = poll_fn(|cx| Poll::Ready(send.as_mut().poll(cx))).await;
         assert!(turn.is_pending(), "nobody has acknowledged it");
-        let more = connection.has_more();
         tokio::join!(send, act(self, abort));
-        assert!(!connection.has_more(), "it has ended");
         let told = self.engine.context.events.drain();
         let end = told.into_iter().find_map(|event| match event {
             Event::SendDone(OPERATION) => Some(None),
             Event::Failed { failure, .. } => Some(Some(failure)),
             _ => None,
         });
-        (more, end.expect("its end is told"))
+        end.expect("its end is told")
     }
 
     async fn read(&self) {
@@ -139,22 +135,22 @@ impl Up {
 }
 
 #[tokio::test]
-async fn there_is_more_to_come_until_the_stack_has_all_of_a_message_or_it_has_ended() {
+async fn a_send_tells_how_it_ended() {
     let up = Up::new().await;
     let end = up.send(1000, None, async |up, _abort| up.read().await).await;
-    assert!(matches!(end, (false, None)), "the stack had all of it: {end:?}");
+    assert!(end.is_none(), "all at once: {end:?}");
     let end = up.send(LONG.len(), None, async |up, _abort| up.read().await).await;
-    assert!(matches!(end, (true, None)), "finished: {end:?}");
+    assert!(end.is_none(), "finished: {end:?}");
     let stop = async |up: &Up, _abort| up.peer.accept_uni().await.unwrap().stop(7u32.into());
     let end = up.send(LONG.len(), None, stop).await;
-    assert!(matches!(end, (true, Some(Failure::Peer { .. }))), "stopped: {end:?}");
+    assert!(matches!(end, Some(Failure::Peer { .. })), "stopped: {end:?}");
     let abort = async |_: &Up, abort: oneshot::Sender<Failure>| {
         abort.send(Failure::Cancelled(String::new())).unwrap();
     };
     let end = up.send(LONG.len(), None, abort).await;
-    assert!(matches!(end, (true, Some(Failure::Cancelled(_)))), "aborted: {end:?}");
+    assert!(matches!(end, Some(Failure::Cancelled(_))), "aborted: {end:?}");
     let end = up.send(LONG.len(), Some(DEADLINE), async |_, _abort| {}).await;
-    assert!(matches!(end, (true, Some(Failure::TimedOut { .. }))), "late: {end:?}");
+    assert!(matches!(end, Some(Failure::TimedOut { .. })), "late: {end:?}");
     up.thread.end().join().unwrap();
     up.engine.let_go();
 }

@@ -14,7 +14,6 @@ use quinn_proto::{
 
 use crate::congestion::path_measurement::PathMeasurement;
 use crate::congestion::rate_share::EndpointRate;
-use crate::quic::gso_batching::{Batch, Filling};
 use crate::quic::transport_config::{endpoint_config, transport};
 use crate::settings::Settings;
 
@@ -36,14 +35,6 @@ pub struct Side {
     pub connection: Option<(ConnectionHandle, Connection)>,
     #[cfg_attr(not(test), expect(dead_code, reason = "only tests look at it"))]
     pub measure: Arc<PathMeasurement>,
-    /// None: whatever may be sent is sent at once.
-    pub filling: Option<Filling>,
-    /// There is more to come than the stack has.
-    pub more: bool,
-    /// Until when a batch is waited for.
-    waits: Option<Instant>,
-    /// Bytes of what was sent at once.
-    pub batches: Vec<usize>,
     /// What has happened to the connection, in its order.
     pub events: Vec<Event>,
 }
@@ -52,9 +43,6 @@ pub struct Pair {
     pub now: Instant,
     /// One way.
     pub delay: Duration,
-    /// Deadlines come at whole multiples of this, where it is not nothing.
-    pub tick: Duration,
-    began: Instant,
     pub sides: [Side; 2],
     /// By when they arrive, and in which order they were sent: to whom, what.
     flying: BTreeMap<(Instant, u64), (usize, Vec<u8>)>,
@@ -93,17 +81,11 @@ impl Pair {
             asks_for_proof: false,
             connection,
             measure,
-            filling: Some(Filling::default()),
-            more: true,
-            waits: None,
-            batches: Vec::new(),
             events: Vec::new(),
         };
         Self {
             now,
             delay,
-            tick: Duration::ZERO,
-            began: now,
             sides: [
                 side(endpoint, DIALS, None, Some(connection), measure),
                 side(other, IS_DIALLED, Some(server), None, other_measure),
@@ -164,9 +146,8 @@ impl Pair {
             let arrives = self.flying.keys().next().map(|(at, _)| *at);
             let wanted = self.sides.iter_mut().filter_map(|side| {
                 let (_, stack) = side.connection.as_mut()?;
-                stack.poll_timeout().into_iter().chain(side.waits).min()
+                stack.poll_timeout()
             });
-            let wanted = wanted.map(|at| late(at, self.began, self.tick));
             let Some(next) = wanted.chain(arrives).min().filter(|next| *next <= until) else {
                 self.now = until;
                 return;
@@ -176,9 +157,6 @@ impl Pair {
                 if let Some((_, stack)) = &mut side.connection
                     && stack.poll_timeout().is_some_and(|at| at <= self.now)
                 {
-                    if let Some(filling) = &mut side.filling {
-                        filling.time_out(stack.poll_timeout(), self.now);
-                    }
                     stack.handle_timeout(self.now);
                 }
             }
@@ -237,23 +215,8 @@ impl Side {
     /// What is sent at once now.
     fn ask(&mut self, now: Instant, packets: &mut Vec<u8>) -> Option<Transmit> {
         self.settle();
-        self.waits = None;
         let (_, stack) = self.connection.as_mut()?;
-        let batch = match &mut self.filling {
-            Some(filling) => filling.ask(stack, SEGMENTS, self.more, now, packets),
-            None => stack
-                .poll_transmit(now, SEGMENTS, packets)
-                .map_or(Batch::Nothing, Batch::Made),
-        };
-        match batch {
-            Batch::Made(transmit) => {
-                self.batches.push(transmit.size);
-                return Some(transmit);
-            }
-            Batch::Waits(until) => self.waits = Some(until),
-            Batch::Nothing => {}
-        }
-        None
+        stack.poll_transmit(now, SEGMENTS, packets)
     }
 
     /// Tell the endpoint what its connection has to say, and keep what has happened.
@@ -272,15 +235,6 @@ impl Side {
             self.connection = None;
         }
     }
-}
-
-/// The first tick at which it is seen that a time has come.
-fn late(at: Instant, began: Instant, tick: Duration) -> Instant {
-    if tick.is_zero() {
-        return at;
-    }
-    let ticks = (at - began).as_nanos().div_ceil(tick.as_nanos());
-    began + tick * ticks as u32
 }
 
 fn seeded(mut config: EndpointConfig) -> Arc<EndpointConfig> {

@@ -4,8 +4,6 @@ use super::error_codes::{Code, Violation, invalid};
 
 /// Longest header or control frame.
 pub const HEADER_BYTES_MAX: usize = 4096;
-/// Of the integer in front of it.
-pub const INTEGER_BYTES_MAX: usize = 8;
 
 /// Read a variable-length integer (RFC 9000 16) at the front: its value and length, or None while bytes are missing.
 pub fn decode_varint(data: &[u8]) -> Option<(u64, usize)> {

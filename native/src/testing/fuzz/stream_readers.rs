@@ -9,9 +9,11 @@
 use bytes::Bytes;
 
 use crate::wire::{
-    Code, ControlReader, HEADER_BYTES_MAX, Header, HeaderReader, INTEGER_BYTES_MAX, Violation, decode_header,
-    split_frame, split_header,
+    Code, ControlReader, HEADER_BYTES_MAX, Header, HeaderReader, Violation, decode_header, split_frame, split_header,
 };
+
+/// Of an integer in front of a header or a frame (RFC 9000 16).
+const INTEGER_BYTES_MAX: usize = 8;
 
 pub fn run(data: &[u8]) {
     let [kind, cuts, stream @ ..] = data else {
