@@ -10,6 +10,7 @@ from broker.cli.broker_command import broker, clear, replay
 from broker.cli.ca_command import app as ca
 from broker.cli.doctor_command import doctor
 from broker.cli.exits import EPILOG, guarded
+from broker.cli.explain_command import explain_collective
 from broker.cli.reload_command import confirm, reload
 from broker.cli.run_command import run
 from broker.cli.status_command import status
@@ -52,4 +53,5 @@ app.command("run", epilog=EPILOG, context_settings={"ignore_unknown_options": Tr
 app.command("clear", epilog=EPILOG)(guarded(clear))
 app.command("replay", epilog=EPILOG)(guarded(replay))
 app.command("doctor", epilog=EPILOG)(guarded(doctor))
+app.command("explain-collective", epilog=EPILOG)(guarded(explain_collective))
 app.add_typer(ca, name="ca")

@@ -21,7 +21,7 @@ import numpy as np
 from transport.collectives.algorithms.registry import ALGORITHMS
 from transport.collectives.algorithms.traffic import Traffic
 from transport.collectives.algorithms.weighted import weights_of
-from transport.collectives.problem import Plan, Problem
+from transport.collectives.problem import Operation, Plan, Problem
 
 MESSAGE_S = 120e-6
 """Of a processor for a message, sent or received, on either side; the order of what a rank in Python takes."""
@@ -67,6 +67,18 @@ class Network:
         """How many ranks it has."""
         return len(self.up_bits_per_s)
 
+    def explained(self) -> dict[str, object]:
+        """The table as JSON has it."""
+        return {
+            "number": self.number,
+            "up_bits_per_s": list(self.up_bits_per_s),
+            "down_bits_per_s": list(self.down_bits_per_s),
+            "latency_us": [list(row) for row in self.latency_us],
+            "sites": list(self.sites),
+            "site_up_bits_per_s": list(self.site_up_bits_per_s),
+            "site_down_bits_per_s": list(self.site_down_bits_per_s),
+        }
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -96,6 +108,25 @@ class Choice:
     candidates: tuple[Candidate, ...]
     reason: str
     network_number: int = 0
+
+    def explained(self) -> dict[str, object]:
+        """The choice as JSON has it."""
+        return {
+            "algorithm": self.taken.plan.algorithm,
+            "reason": self.reason,
+            "predicted_s": self.taken.predicted_s,
+            "network_number": self.network_number,
+            "candidates": [
+                {
+                    "algorithm": one.plan.algorithm,
+                    "predicted_s": one.predicted_s,
+                    "bound": one.bound,
+                    "weights": list(one.plan.weights),
+                    "sites": list(one.plan.sites),
+                }
+                for one in self.candidates
+            ],
+        }
 
 
 def choose(problem: Problem, network: Network, *, forced: str = "") -> Choice:
@@ -169,6 +200,11 @@ def _latency_s(traffic: Traffic, network: Network) -> float:
     return (traffic.latencies * longest + traffic.near_latencies * near) / 1e6
 
 
+def operation_name(operation: Operation) -> str:
+    """As users write it."""
+    return operation.name.lower().replace("allreduce", "all_reduce")
+
+
 def problem_of(operation: str, *, nbytes: int, size: int) -> Problem:
     """A collective of float32 as the command line names it: of so many bytes a rank's tensor.
 
@@ -177,7 +213,7 @@ def problem_of(operation: str, *, nbytes: int, size: int) -> Problem:
     Raises:
         ValueError: there is no choice of algorithms for that operation, or it is none.
     """
-    by_name = {one.name.lower().replace("allreduce", "all_reduce"): one for one in ALGORITHMS}
+    by_name = {operation_name(one): one for one in ALGORITHMS}
     if operation not in by_name:
         raise ValueError(f"{operation}: one of {', '.join(by_name)}")
     elems = -(-nbytes // 4)

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import statistics
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from transport.collectives.algorithms.registry import ALGORITHMS
 from transport.collectives.planning import agreement
 from transport.collectives.planning.agreement import Row
-from transport.collectives.planning.cost_model import Candidate, Choice, Network, choose
+from transport.collectives.planning.cost_model import Candidate, Choice, Network, choose, operation_name
 from transport.collectives.planning.link_rates import LinkReport
 from transport.collectives.problem import Operation, Plan, Problem
 
@@ -139,53 +139,19 @@ class Planner:
         """The table and all choices, as JSON has them: seconds, bytes and bits per second."""
         table = self.table
         return {
-            "network": {
-                "number": table.number,
-                "measured": table.number > 0,
-                "up_bits_per_s": list(table.up_bits_per_s),
-                "down_bits_per_s": list(table.down_bits_per_s),
-                "latency_us": [list(row) for row in table.latency_us],
-                "sites": list(table.sites),
-                "site_up_bits_per_s": list(table.site_up_bits_per_s),
-                "site_down_bits_per_s": list(table.site_down_bits_per_s),
-            },
+            "network": table.explained(),
             "forced": self._forced,
             "collectives": [
                 {
                     "operation": operation_name(problem.operation),
                     "bytes": sum(problem.counts or problem.receive_counts) * problem.item_bytes,
-                    "network_number": number,
-                    **explained(kept.choice),
+                    **kept.choice.explained(),
                     "measured_s": statistics.median(kept.times_s) if kept.times_s else None,
                     "count": kept.count,
                 }
-                for (problem, number), kept in tuple(self._choices.items())
+                for (problem, _), kept in tuple(self._choices.items())
             ],
         }
-
-
-def explained(choice: Choice) -> Mapping[str, object]:
-    """A choice as JSON has it."""
-    return {
-        "algorithm": choice.taken.plan.algorithm,
-        "reason": choice.reason,
-        "predicted_s": choice.taken.predicted_s,
-        "candidates": [
-            {
-                "algorithm": one.plan.algorithm,
-                "predicted_s": one.predicted_s,
-                "bound": one.bound,
-                "weights": list(one.plan.weights),
-                "sites": list(one.plan.sites),
-            }
-            for one in choice.candidates
-        ],
-    }
-
-
-def operation_name(operation: Operation) -> str:
-    """As users write it."""
-    return operation.name.lower().replace("allreduce", "all_reduce")
 
 
 def _shape(problem: Problem) -> Problem:

@@ -1,0 +1,187 @@
+"""`hive-qos explain-collective`: which algorithm a collective takes on a network, and why. Nothing is sent."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from hive_qos.errors import ConfigurationError
+from hive_qos.units import format_size, parse_duration_s, parse_rate_bits_per_s, parse_size_bytes
+
+if TYPE_CHECKING:
+    from transport.collectives.planning.cost_model import Network
+
+T = TypeVar("T")
+RANKS_MAX = 1024
+SNAPSHOT_BYTES_MAX = 2**24
+
+
+def explain_collective(
+    operation: Annotated[
+        str, typer.Argument(help="all_reduce, broadcast, reduce, reduce_scatter, all_gather or barrier.")
+    ] = "all_reduce",
+    size: Annotated[
+        str, typer.Option("--bytes", help="What each rank has (all_gather: gives), of float32.")
+    ] = "64 MiB",
+    ranks: Annotated[int, typer.Option("--ranks", help="How many ranks there are.")] = 4,
+    bandwidth: Annotated[
+        str, typer.Option("--bandwidth", help="Of each rank's link, both ways: one rate, or one for each rank.")
+    ] = "1 Gbit/s",
+    latency: Annotated[str, typer.Option("--latency", help="One way, between ranks of one site.")] = "0.1 ms",
+    sites: Annotated[
+        str | None, typer.Option("--sites", help="How many ranks each site has, such as 2,2; the default is one site.")
+    ] = None,
+    site_bandwidth: Annotated[
+        str, typer.Option("--site-bandwidth", help="Of each site's link to the others: one rate, or one for each.")
+    ] = "100 Mbit/s",
+    site_latency: Annotated[str, typer.Option("--site-latency", help="One way, between sites.")] = "20 ms",
+    algorithm: Annotated[str, typer.Option("--algorithm", help="Force one, as HIVE_ALGORITHM does.")] = "",
+    snapshot: Annotated[
+        Path | None,
+        typer.Option(
+            "--from", help="Show what a rank measured and did: a JSON file of Group.explain().", dir_okay=False
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Show which algorithms a collective could take, how long each would, and why one is taken.
+
+    Predicted times follow from links and latencies that you give, or that a group's ranks have agreed on.
+
+    \b
+    Examples:
+      hive-qos explain-collective all_reduce --bandwidth "100,100,100,25 Mbit/s"
+      hive-qos explain-collective --bytes "16 MiB" --sites 2,2 --site-bandwidth "100 Mbit/s"
+      hive-qos explain-collective --from rank-0.json
+    """
+    if snapshot is not None:
+        document = _read(snapshot)
+        try:
+            _show(document, as_json=as_json)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ConfigurationError("--from", str(snapshot), "not the JSON of Group.explain()") from error
+        return
+    from transport.collectives.algorithms.registry import check_name
+    from transport.collectives.planning.cost_model import choose, problem_of
+
+    if not 1 <= ranks <= RANKS_MAX:
+        raise ConfigurationError("--ranks", str(ranks), f"1 to {RANKS_MAX}")
+    nbytes = 0 if operation == "barrier" else _parsed("--bytes", size, parse_size_bytes)
+    try:
+        problem = problem_of(operation, nbytes=nbytes, size=ranks)
+    except ValueError as error:
+        raise ConfigurationError("operation", operation, str(error)) from error
+    network = _network(ranks, bandwidth, latency, sites, site_bandwidth, site_latency)
+    choice = choose(problem, network, forced=check_name(algorithm))
+    _show(
+        {
+            "size": ranks,
+            "network": network.explained(),
+            "collectives": [{"operation": operation, "bytes": nbytes, **choice.explained()}],
+        },
+        as_json=as_json,
+    )
+
+
+def _network(
+    ranks: int, bandwidth: str, latency: str, sites: str | None, site_bandwidth: str, site_latency: str
+) -> Network:
+    from transport.collectives.planning.cost_model import Network
+
+    counts = str(ranks) if sites is None else sites
+    sizes = [int(count) if count.strip().isdecimal() else 0 for count in counts.split(",")]
+    if min(sizes) < 1 or sum(sizes) != ranks:
+        raise ConfigurationError("--sites", counts, f"numbers of ranks as 2,2; {ranks} in all, as --ranks says")
+    rates = _rates("--bandwidth", bandwidth, ranks)
+    across = _rates("--site-bandwidth", site_bandwidth, len(sizes))
+    where = tuple(site for site, count in enumerate(sizes) for _ in range(count))
+    near_us = round(1e6 * _parsed("--latency", latency, parse_duration_s))
+    far_us = round(1e6 * _parsed("--site-latency", site_latency, parse_duration_s))
+    return Network(
+        up_bits_per_s=rates,
+        down_bits_per_s=rates,
+        latency_us=tuple(tuple(near_us if here == there else far_us for there in where) for here in where),
+        sites=where,
+        site_up_bits_per_s=across,
+        site_down_bits_per_s=across,
+    )
+
+
+def _rates(option: str, text: str, count: int) -> tuple[int, ...]:
+    """ "1 Gbit/s" for all, or "100,100,25 Mbit/s", where the last one's unit is that of those without."""
+    parts = [part.strip() for part in text.split(",")]
+    unit = parts[-1].lstrip("0123456789. ")
+    rates = tuple(
+        _parsed(option, part if part[-1:].isalpha() else f"{part} {unit}", parse_rate_bits_per_s) for part in parts
+    )
+    if len(rates) not in (1, count):
+        raise ConfigurationError(option, text, f"one rate, or {count}")
+    return rates * (count if len(rates) == 1 else 1)
+
+
+def _parsed(option: str, text: str, parse: Callable[[str], T]) -> T:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ConfigurationError(option, text, str(error)) from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        content = file.read(SNAPSHOT_BYTES_MAX + 1)
+    try:
+        document = json.loads(content) if len(content) <= SNAPSHOT_BYTES_MAX else None
+    except ValueError:
+        document = None
+    if not isinstance(document, dict) or not isinstance(document.get("collectives"), list):
+        raise ConfigurationError("--from", str(path), "not the JSON of Group.explain()")
+    return document
+
+
+def _show(document: Mapping[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        sys.stdout.write(json.dumps(document) + "\n")
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    for collective in document["collectives"]:
+        console.print(_table(collective))
+
+
+def _table(collective: Mapping[str, Any]) -> Any:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    for title, justify in (("algorithm", "left"), ("predicted", "right"), ("measured", "right"), ("bound by", "left")):
+        table.add_column(title, justify=justify)  # type: ignore[arg-type]
+    for one in collective.get("candidates", []):
+        taken = one["algorithm"] == collective["algorithm"]
+        measured = collective.get("measured_s") if taken else None
+        table.add_row(
+            ("> " if taken else "  ") + one["algorithm"],
+            _seconds(one["predicted_s"]),
+            "-" if measured is None else _seconds(measured),
+            one["bound"] + _parameters(one),
+            style="bold" if taken else "",
+        )
+    count = collective.get("count")
+    times = "" if count is None else f", {count} times"
+    title = f"{collective['operation']} of {format_size(collective['bytes'])}{times}: {collective['reason']}"
+    return Group(Text(title), table, Text())
+
+
+def _parameters(candidate: Mapping[str, Any]) -> str:
+    named = [f"{name} {','.join(map(str, candidate[name]))}" for name in ("weights", "sites") if candidate[name]]
+    return f" ({'; '.join(named)})" if named else ""
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3g} s" if value >= 1 else f"{1e3 * value:.3g} ms"

@@ -1,0 +1,76 @@
+"""`hive-qos explain-collective`: what it shows for networks that are given, and for what a rank measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from broker.cli.app import app
+
+RUN = CliRunner()
+
+
+def explained(*options: str) -> dict:
+    result = RUN.invoke(app, ["explain-collective", *options, "--json"])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.output)
+
+
+def test_a_slow_link_makes_the_weighted_algorithm_the_best():
+    (collective,) = explained("all_reduce", "--bandwidth", "100,100,100,25 Mbit/s")["collectives"]
+    assert collective["algorithm"] == "weighted"
+    times = {one["algorithm"]: one["predicted_s"] for one in collective["candidates"]}
+    assert times["direct"] / times["weighted"] == pytest.approx(1.5, rel=0.01)
+
+
+def test_the_table_marks_what_is_taken_and_says_why():
+    output = RUN.invoke(app, ["explain-collective", "--bytes", "16 MiB", "--sites", "2,2"]).output
+    assert "all_reduce of 16 MiB: shortest predicted time, bound by link of site" in output
+    assert "> two_level     1.36 s" in output
+    assert "(sites 0,0,1,1)" in output
+
+
+def test_an_algorithm_can_be_forced():
+    (collective,) = explained("all_gather", "--bytes", "1 MiB", "--algorithm", "doubling")["collectives"]
+    assert (collective["algorithm"], collective["reason"]) == ("doubling", "forced")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["gossip"], "one of all_reduce, broadcast"),
+        (["--bandwidth", "1,2 Gbit/s"], "one rate, or 4"),
+        (["--bandwidth", "fast"], "not a rate"),
+        (["--sites", "2,x"], "numbers of ranks as 2,2; 4 in all"),
+        (["--sites", "2,3"], "4 in all"),
+        (["--ranks", "0"], "1 to 1024"),
+        (["--bytes", "much"], "not a size"),
+        (["--algorithm", "fastest"], "one of direct, weighted"),
+        (["--from", __file__], "not the JSON of Group.explain()"),
+    ],
+)
+def test_what_cannot_be_is_named(options, reason):
+    result = RUN.invoke(app, ["explain-collective", *options])
+    assert result.exit_code == 3
+    assert reason in result.output
+
+
+def test_a_snapshot_shows_measured_beside_predicted_times(tmp_path: Path):
+    document = explained("--bytes", "1 MiB")
+    document["collectives"][0] |= {"measured_s": 0.123, "count": 7}
+    path = tmp_path / "rank-0.json"
+    path.write_text(json.dumps(document))
+    output = RUN.invoke(app, ["explain-collective", "--from", str(path)]).output
+    assert "all_reduce of 1 MiB, 7 times" in output
+    assert "123 ms" in output
+
+
+@pytest.mark.parametrize("collectives", [[1], [{}], [{"candidates": [{"algorithm": 3}]}]])
+def test_a_snapshot_of_something_else_is_an_error(tmp_path, collectives):
+    path = tmp_path / "snapshot.json"
+    path.write_text(json.dumps({"collectives": collectives}))
+    result = RUN.invoke(app, ["explain-collective", "--from", str(path)])
+    assert (result.exit_code, "not the JSON of Group.explain()" in result.output) == (3, True)
