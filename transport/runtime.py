@@ -418,7 +418,7 @@ class Runtime:
         """Measure what the links carry, as long as a collective is under way."""
         if self._closed or self._engine is None or not self._in_flight.is_busy():
             return math.inf
-        if self._rates.due(now_s):
+        if now_s >= self._rates.next_s():
             peers = self._endpoint.peers
             connections = {
                 rank: one

@@ -19,8 +19,8 @@ from transport import Settings
 from transport.collectives.membership import agreement_group
 from transport.collectives.planning.agreement import agree, row_of
 from transport.collectives.planning.cost_model import Network
-from transport.collectives.planning.link_rates import SAMPLE_S, SAMPLES_KEPT, LinkRates, LinkReport
-from transport.collectives.planning.planner import FIRST, LAG, OPERATIONS_MAX, Planner
+from transport.collectives.planning.link_rates import SLOT_S, WINDOW_SLOTS, WINDOWS_KEPT, LinkRates, LinkReport
+from transport.collectives.planning.planner import LAG, OPERATIONS_MAX, UNMEASURED, Planner
 from transport.collectives.problem import Operation, Problem
 from transport.engine.base import ConnectionStatistics
 
@@ -113,7 +113,7 @@ def test_all_ranks_use_the_same_table_for_an_operation_however_far_one_is_ahead(
             given_rows[rank].append(planner.begin(turn[rank], link(mbit, rtt_us={}), now_s=0.01 * turn[rank] + 1))
         turn[rank] += 1
     shared = min(turn)
-    assert shared > FIRST + LAG
+    assert shared > UNMEASURED + LAG
     for number in range(shared):
         assert len({used[rank][number] for rank in range(size)}) == 1
     assert max(ended) > 1
@@ -127,7 +127,7 @@ def test_agreements_come_about_every_two_seconds_and_not_after_every_operation()
             due.append(number)
             row = planner.begin(number, link(100, rtt_us={}), now_s=1 + 0.02 * number)
             planner.agreed([row] * 3)
-    assert due[:3] == [FIRST, 2 * FIRST, 3 * FIRST]
+    assert due[:3] == [0, UNMEASURED, 2 * UNMEASURED]
     assert all(1.9 <= 0.02 * (later - one) <= 2.1 for one, later in itertools.pairwise(due[3:]))
     assert OPERATIONS_MAX * 0.02 > 2
 
@@ -136,7 +136,7 @@ def test_two_ranks_never_agree():
     assert not any(Planner(ranks=range(2), forced="", site="").is_due(number) for number in range(1000))
 
 
-def statistics(*, delivered: int, received: int, idle: bool = False) -> ConnectionStatistics:
+def statistics(*, delivered: int, received: int) -> ConnectionStatistics:
     return ConnectionStatistics(
         peer="",
         remote=("127.0.0.1", 1),
@@ -152,37 +152,52 @@ def statistics(*, delivered: int, received: int, idle: bool = False) -> Connecti
         lost_packets=0,
         sent_packets=0,
         delivery_rate_bits_per_s=0,
-        application_limited=idle,
+        application_limited=False,
         path_mtu_bytes=1200,
         ecn_ce_reports=None,
     )
 
 
-def test_a_link_s_rate_is_the_most_of_the_last_busy_samples_over_all_peers():
-    rates, now_s, sent = LinkRates(), 100.0, 0
-    for mbit in [40, 100, 60, *[10] * 3]:
-        now_s += SAMPLE_S
-        sent += int(mbit * MBIT / 8 * SAMPLE_S / 2)
-        rates.sample(now_s, {rank: statistics(delivered=sent, received=2 * sent) for rank in (1, 2)})
-    report = rates.report(frozenset({2}))
+class Link:
+    """Carries so much to and from ranks 1 and 2, half each, and is sampled as it is while collectives run."""
+
+    def __init__(self) -> None:
+        self.rates, self.now_s, self.sent, self.received = LinkRates(), 100.0, 0, 0
+
+    def carry(self, *, up_mbit: int, down_mbit: int, slots: int = 1, took_s: float = SLOT_S) -> None:
+        for _ in range(slots):
+            self.now_s += took_s
+            self.sent += int(up_mbit * MBIT / 8 * took_s / 2)
+            self.received += int(down_mbit * MBIT / 8 * took_s / 2)
+            one = statistics(delivered=self.sent, received=self.received)
+            self.rates.sample(self.now_s, {1: one, 2: one})
+
+    def report(self, *far: int) -> LinkReport:
+        return self.rates.report(frozenset(far))
+
+
+def test_a_link_s_rate_is_the_most_of_its_last_busy_windows_over_all_peers():
+    link = Link()
+    for mbit in (40, 100, 60):
+        link.carry(up_mbit=mbit, down_mbit=2 * mbit, slots=WINDOW_SLOTS + 1)
+    report = link.report(2)
     assert report.up_bits_per_s == pytest.approx(100 * MBIT, rel=0.01)
     assert report.down_bits_per_s == pytest.approx(200 * MBIT, rel=0.01)
     assert report.far_up_bits_per_s == pytest.approx(50 * MBIT, rel=0.01)
     assert report.rtt_us == {1: 10_000, 2: 10_000}
-    for _ in range(SAMPLES_KEPT):
-        now_s += SAMPLE_S
-        sent += int(25 * MBIT / 8 * SAMPLE_S / 2)
-        rates.sample(now_s, {rank: statistics(delivered=sent, received=sent) for rank in (1, 2)})
-    assert rates.report(frozenset()).up_bits_per_s == pytest.approx(25 * MBIT, rel=0.01)
+    link.carry(up_mbit=25, down_mbit=25, slots=WINDOWS_KEPT + WINDOW_SLOTS)
+    assert link.report().up_bits_per_s == pytest.approx(25 * MBIT, rel=0.01)
 
 
-def test_idle_links_say_nothing_and_what_was_measured_stays():
-    rates, sent = LinkRates(), 0
-    for i, idle in enumerate([False, False, True, True]):
-        sent += 1_000_000 if not idle else 1000
-        rates.sample(100 + SAMPLE_S * i, {1: statistics(delivered=sent, received=0, idle=idle)})
-    rates.sample(200.0, {1: statistics(delivered=sent + 10**9, received=0)})  # across an idle time
-    assert rates.report(frozenset()).up_bits_per_s == pytest.approx(8e6 / SAMPLE_S, rel=0.01)
+def test_a_link_that_idles_between_bursts_is_not_taken_for_a_slow_one():
+    link = Link()
+    link.carry(up_mbit=100, down_mbit=100, slots=WINDOW_SLOTS + 1)
+    for _ in range(WINDOWS_KEPT):
+        link.carry(up_mbit=100, down_mbit=1)
+        link.carry(up_mbit=0, down_mbit=1)
+    link.carry(up_mbit=1000, down_mbit=1000, took_s=10.0)  # across an idle time
+    assert link.report().up_bits_per_s == pytest.approx(100 * MBIT, rel=0.01)
+    assert link.report().down_bits_per_s == pytest.approx(MBIT, rel=0.01)
 
 
 def test_a_group_agrees_beside_its_operations_and_goes_on(make_world):
@@ -220,10 +235,10 @@ def test_what_waits_for_an_agreement_ends_with_it(make_world):
 
     def body(group: Any) -> int:
         works = []
-        for number in range(FIRST + LAG + 3):
-            if group.rank == 2 and number == FIRST:
+        for number in range(UNMEASURED + LAG + 3):
+            if group.rank == 2 and number == UNMEASURED:
                 return 0
-            works.append(group.allreduce(np.ones(10, "f4"), timeout_s=1.0 if number >= FIRST else 30.0))
+            works.append(group.allreduce(np.ones(10, "f4"), timeout_s=1.0 if number >= UNMEASURED else 30.0))
         failed = 0
         for work in works:
             try:
@@ -238,7 +253,7 @@ def test_what_waits_for_an_agreement_ends_with_it(make_world):
 
 def test_a_group_that_is_closed_ends_what_waits_for_an_agreement(make_world):
     world = make_world(3)
-    works = [world.groups[0].allreduce(np.ones(10, "f4")) for _ in range(FIRST + LAG + 3)]
+    works = [world.groups[0].allreduce(np.ones(10, "f4")) for _ in range(UNMEASURED + LAG + 3)]
     world.groups[0].close()
     for work in works:
         with pytest.raises(CancelledError):
@@ -247,7 +262,7 @@ def test_a_group_that_is_closed_ends_what_waits_for_an_agreement(make_world):
 
 def test_a_rank_that_is_lost_ends_what_waits_for_an_agreement(make_world):
     world = make_world(3, reconnect_s=0.1)
-    works = [group.allreduce(np.ones(10, "f4")) for group in world.groups[:2] for _ in range(FIRST + LAG + 3)]
+    works = [group.allreduce(np.ones(10, "f4")) for group in world.groups[:2] for _ in range(UNMEASURED + LAG + 3)]
     world.groups[2].close()
     for work in works:
         with pytest.raises((ConnectionLostError, CancelledError)):

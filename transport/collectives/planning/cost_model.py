@@ -28,6 +28,9 @@ MESSAGE_S = 120e-6
 REDUCE_BYTES_PER_S = 3_000_000_000
 """Input that one core reduces: numpy's float32 sum reads some 3 to 6 GB/s on machines of 2020 and later."""
 
+EQUAL_PERCENT = 20
+"""Links whose rates differ by no more count as equal: measured rates of equal links differ by as much."""
+
 
 @dataclass(frozen=True)
 class Network:
@@ -157,12 +160,16 @@ def _plan(name: str, network: Network) -> Plan | None:
     """An algorithm with its parameters; None where the network gives it none that differ from the direct one's."""
     if name == "weighted":
         rates = [min(pair) for pair in zip(network.up_bits_per_s, network.down_bits_per_s, strict=True)]
-        weights = weights_of(rates)
-        return Plan(name, weights=weights) if weights else None
+        unequal = 100 * min(rates) < (100 - EQUAL_PERCENT) * max(rates)
+        return Plan(name, weights=weights_of(rates)) if unequal and weights_of(rates) else None
     if name == "two_level":
-        several = 1 < len(set(network.sites)) < network.size
-        return Plan(name, sites=network.sites) if several else None
+        return Plan(name, sites=network.sites) if _has_sites(network) else None
     return Plan(name)
+
+
+def _has_sites(network: Network) -> bool:
+    """Whether some ranks share a link to others; where each has its own, that is the rank's."""
+    return 1 < len(network.site_up_bits_per_s) < network.size
 
 
 def _evaluate(problem: Problem, network: Network, plan: Plan) -> Candidate:
@@ -180,7 +187,7 @@ def _busy(traffic: Traffic, network: Network) -> list[tuple[float, str]]:
         up_s = 8 * sent[rank] / network.up_bits_per_s[rank]
         down_s = 8 * received[rank] / network.down_bits_per_s[rank]
         seconds.append((max(up_s, down_s), f"link of rank {rank}"))
-    if len(network.site_up_bits_per_s) > 1:
+    if _has_sites(network):
         where = np.array(network.sites)
         for site, (up, down) in enumerate(zip(network.site_up_bits_per_s, network.site_down_bits_per_s, strict=True)):
             inside = where == site

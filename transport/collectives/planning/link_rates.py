@@ -1,22 +1,26 @@
 """What this rank's link carried while it was busy: its part of the table that the group agrees on. Pure.
 
-A rate is the most that went through in one SAMPLE_S of the last busy seconds. A mean would be too low: an algorithm
-leaves fast links idle while it waits for slow ones. Moments in which no sender here had more to send say nothing of a
-link. So what was measured stays until there is something new to measure.
+A rate is the most that went through in WINDOW_SLOTS slots one after another, in each of which something went through:
+an algorithm leaves links idle while it waits for slow ones, and training does while it computes. Of these windows the
+last WINDOWS_KEPT count. Idle links say nothing, so what was measured stays until there is something new to measure.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from transport.engine.base import ConnectionStatistics
 
-SAMPLE_S = 0.2
-"""Long beside a round trip and a burst of acknowledgements, short beside a training step."""
-SAMPLES_KEPT = 20
+SLOT_S = 0.05
+"""Several bursts of acknowledgements at 20 ms of round trip; short beside a training step."""
+WINDOW_SLOTS = 4
+"""200 ms: what a full buffer of 100 ms gives back after an idle time is no longer most of it."""
+WINDOWS_KEPT = 80
 """4 s of busy links: a link that got slower is known within these."""
+CONTINUOUS = 0.5
+"""Of a window's mean, in each of its slots: less is an idle link in between."""
 
 
 @dataclass(frozen=True)
@@ -37,31 +41,32 @@ class LinkReport:
 
 
 @dataclass(frozen=True)
-class _Sample:
+class _Slot:
     took_s: float
     sent: Mapping[int, int]
     received: Mapping[int, int]
 
 
+_Window = tuple[_Slot, ...]
+
+
 class LinkRates:
-    """The samples of one rank. In the transport's thread."""
+    """The slots of one rank. In the transport's thread."""
 
     def __init__(self) -> None:
-        self._samples: deque[_Sample] = deque(maxlen=SAMPLES_KEPT)
+        self._slots: deque[_Slot] = deque(maxlen=WINDOW_SLOTS)
+        self._up: deque[_Window] = deque(maxlen=WINDOWS_KEPT)
+        self._down: deque[_Window] = deque(maxlen=WINDOWS_KEPT)
         self._counters: dict[int, tuple[int, int]] = {}
         self._rtt_us: dict[int, int] = {}
         self._since_s = 0.0
 
-    def due(self, now_s: float) -> bool:
-        """Whether it is time for a sample."""
-        return now_s >= self.next_s()
-
     def next_s(self) -> float:
-        """When it is time for the next one."""
-        return self._since_s + SAMPLE_S
+        """When the next slot ends."""
+        return self._since_s + SLOT_S
 
     def sample(self, now_s: float, connections: Mapping[int, ConnectionStatistics]) -> None:
-        """Take what was carried since the last call.
+        """End a slot. To be called every SLOT_S while collectives run; a longer pause begins anew.
 
         Args:
             connections: to each peer, by rank of the endpoint; those for bulk left out.
@@ -69,12 +74,18 @@ class LinkRates:
         counters = {rank: (one.delivered_bytes, one.received_bytes) for rank, one in connections.items()}
         took_s = now_s - self._since_s
         known = [rank for rank in counters if rank in self._counters]
-        sent = {rank: max(counters[rank][0] - self._counters[rank][0], 0) for rank in known}
-        received = {rank: max(counters[rank][1] - self._counters[rank][1], 0) for rank in known}
-        # A sample that spans an idle time says little; one taken late on a busy processor spans a little more.
-        busy = any(not one.application_limited for one in connections.values())
-        if busy and took_s < 2 * SAMPLE_S and any(sent.values()):
-            self._samples.append(_Sample(took_s, sent, received))
+        if took_s > 2 * SLOT_S:
+            self._slots.clear()
+        else:
+            sent = {rank: max(counters[rank][0] - self._counters[rank][0], 0) for rank in known}
+            received = {rank: max(counters[rank][1] - self._counters[rank][1], 0) for rank in known}
+            self._slots.append(_Slot(took_s, sent, received))
+        window = tuple(self._slots)
+        if len(window) == WINDOW_SLOTS:
+            if _continuous([(sum(slot.sent.values()), slot.took_s) for slot in window]):
+                self._up.append(window)
+            if _continuous([(sum(slot.received.values()), slot.took_s) for slot in window]):
+                self._down.append(window)
         for rank, one in connections.items():
             if one.rtt_s_min > 0:
                 self._rtt_us[rank] = round(one.rtt_s_min * 1e6)
@@ -86,14 +97,23 @@ class LinkRates:
         Args:
             far: ranks of the endpoint that are at other sites.
         """
+        up = [[(slot.sent, slot.took_s) for slot in window] for window in self._up]
+        down = [[(slot.received, slot.took_s) for slot in window] for window in self._down]
         return LinkReport(
-            up_bits_per_s=max((_rate(one.sent, one.took_s, None) for one in self._samples), default=0),
-            down_bits_per_s=max((_rate(one.received, one.took_s, None) for one in self._samples), default=0),
-            far_up_bits_per_s=max((_rate(one.sent, one.took_s, far) for one in self._samples), default=0),
-            far_down_bits_per_s=max((_rate(one.received, one.took_s, far) for one in self._samples), default=0),
+            up_bits_per_s=max((_rate(window, None) for window in up), default=0),
+            down_bits_per_s=max((_rate(window, None) for window in down), default=0),
+            far_up_bits_per_s=max((_rate(window, far) for window in up), default=0),
+            far_down_bits_per_s=max((_rate(window, far) for window in down), default=0),
             rtt_us=dict(self._rtt_us),
         )
 
 
-def _rate(nbytes: Mapping[int, int], took_s: float, among: frozenset[int] | None) -> int:
-    return int(8 * sum(count for rank, count in nbytes.items() if among is None or rank in among) / took_s)
+def _continuous(slots: Sequence[tuple[int, float]]) -> bool:
+    """Whether something went through all the time; each slot's bytes and seconds."""
+    mean = sum(nbytes for nbytes, _ in slots) / sum(took_s for _, took_s in slots)
+    return mean > 0 and all(nbytes / took_s >= CONTINUOUS * mean for nbytes, took_s in slots)
+
+
+def _rate(window: Sequence[tuple[Mapping[int, int], float]], among: frozenset[int] | None) -> int:
+    nbytes = sum(count for slot, _ in window for rank, count in slot.items() if among is None or rank in among)
+    return int(8 * nbytes / sum(took_s for _, took_s in window))

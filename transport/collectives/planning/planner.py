@@ -27,8 +27,10 @@ from transport.collectives.problem import Operation, Plan, Problem
 LAG = 2
 """Operations that go on while the ranks agree. One that takes a round trip hides the agreement, and one more the
 reduction at its end."""
-FIRST = 4
-"""The operation with which the first agreement begins: what comes before fills the links."""
+FIRST = 0
+"""The operation with which the first agreement begins: round trips are known, and rates where an older group ran."""
+UNMEASURED = 4
+"""Operations until the next one while a rank has measured nothing."""
 EVERY_S = 2.0
 """Between agreements. A change has to be measured for up to 4 s first: together less than 10 s."""
 OPERATIONS_MIN, OPERATIONS_MAX = LAG + 2, 512
@@ -61,7 +63,7 @@ class Planner:
         self._site = site
         self._tables: list[tuple[int, Network | None]] = [(0, Network.uniform(len(ranks)))]
         self._next = FIRST
-        self._interval = FIRST
+        self._interval = UNMEASURED
         self._began: tuple[int, float] = (0, 0.0)
         self._choices: OrderedDict[tuple[Problem, int], _Kept] = OrderedDict()
 
@@ -93,7 +95,7 @@ class Planner:
         table = agreement.agree(rows, self.table, number=self.table.number + 1)
         unmeasured = any(row[0] == 0 or row[4] == 0 for row in rows)
         self._interval = agreement.operations_until_next(
-            rows, every_s=EVERY_S, at_least=OPERATIONS_MIN, at_most=FIRST if unmeasured else OPERATIONS_MAX
+            rows, every_s=EVERY_S, at_least=OPERATIONS_MIN, at_most=UNMEASURED if unmeasured else OPERATIONS_MAX
         )
         self._settle(table)
 
