@@ -124,12 +124,3 @@ def keep(adapter: Any) -> None:
     _ended.clear()
     _alive.add(adapter)
     adapter.collectives.on_close.append(let_go)
-
-
-def can_be_subclassed() -> bool:
-    """Whether this torch lets Python make a Backend (2.15), tried rather than told from its version."""
-    try:
-        _Backend(0, 1)
-    except (TypeError, RuntimeError):
-        return False
-    return True

@@ -26,7 +26,7 @@ from torch._C import _distributed_c10d as c10d
 
 from hive_qos.errors import MisuseError
 from integrations.torch_backend import dispatch
-from integrations.torch_backend.backend import NAME, HiveBackend, can_be_subclassed, keep
+from integrations.torch_backend.backend import NAME, HiveBackend, keep
 from integrations.torch_backend.c10d_methods import Methods, raising_torch_errors
 from integrations.torch_backend.collectives import Collectives
 from integrations.torch_backend.options import GroupOptions
@@ -177,6 +177,15 @@ class HiveProcessGroupAlone(HiveProcessGroup):
         """What a rank outside of a new group calls where `init_process_group` got a `device_id`; hive needs nothing."""
 
 
+def backend_can_be_subclassed() -> bool:
+    """Whether this torch lets Python make a Backend (2.15), tried rather than told from its version."""
+    try:
+        c10d.Backend(0, 1)
+    except (TypeError, RuntimeError):
+        return False
+    return True
+
+
 def is_mixed() -> bool:
     """Whether the group that torch is making gets other backends as well ("cpu:hive,cuda:nccl").
 
@@ -210,7 +219,7 @@ def create(options: Any, group_options: object = None) -> Any:
     group = world.lend(name, ranks, timeout_s=timeout_s)
     collectives = Collectives(world, group, timeout_s=timeout_s, options=options_of_group)
     adapter: Any
-    if not can_be_subclassed():
+    if not backend_can_be_subclassed():
         adapter = HiveProcessGroupAlone(collectives, options.store)
     elif is_mixed():
         adapter = HiveBackend(collectives)

@@ -100,7 +100,7 @@ def with_a_device_id_and_no_backend(rank: int, size: int) -> None:
     """With the adapter for torch 2.13."""
     from integrations.torch_backend import process_group
 
-    process_group.can_be_subclassed = lambda: False
+    process_group.backend_can_be_subclassed = lambda: False
     os.environ["TORCH_FR_BUFFER_SIZE"] = "0"
     connect(device_id=torch.device("cpu:0"))
     work(size)

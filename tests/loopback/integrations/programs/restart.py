@@ -1,0 +1,54 @@
+"""A torchrun script that saves each step and goes on from there after a restart.
+
+    torchrun --nproc-per-node=2 --max-restarts=3 restart.py BACKEND OUTPUT DEATHS
+
+In each of its first DEATHS lives, rank 1 kills itself while the others wait for it in a collective.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+STEPS = 6
+
+
+def main() -> None:
+    backend, output, deaths = sys.argv[1:]
+    dist.init_process_group(backend)
+    rank = dist.get_rank()
+    life = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Linear(64, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    saved = Path(f"{output}.saved")
+    first = 0
+    if saved.exists():
+        state = torch.load(saved)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        first = state["step"] + 1
+    ddp = DistributedDataParallel(model)
+    for step in range(first, STEPS):
+        generator = torch.Generator().manual_seed(10 * step + rank)
+        optimizer.zero_grad()
+        loss = ddp(torch.randn(8, 32, generator=generator)).square().mean()
+        if rank == 1 and life < int(deaths) and step == first + 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        loss.backward()
+        optimizer.step()
+        if rank == 0:
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, saved)
+        dist.barrier()
+    if rank == 0:
+        weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+        torch.save({"weights": weights, "step": step}, output)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
