@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -13,10 +14,11 @@ from broker.cli.app import app
 RUN = CliRunner()
 
 
-def explained(*options: str) -> dict:
+def explained(*options: str) -> dict[str, Any]:
     result = RUN.invoke(app, ["explain-collective", *options, "--json"])
     assert result.exit_code == 0, result.output
-    return json.loads(result.output)
+    document: dict[str, Any] = json.loads(result.output)
+    return document
 
 
 def test_a_slow_link_makes_the_weighted_algorithm_the_best():
