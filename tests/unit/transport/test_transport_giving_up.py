@@ -49,7 +49,7 @@ def test_a_group_works_on_after_an_operation_that_failed_everywhere(make_world):
 
 
 def test_abort_ends_what_is_under_way_on_all_ranks(make_world):
-    world = make_world(2)
+    world = make_world(2, algorithm="direct")
     mine = world.groups[0].allreduce(np.zeros(30_000))
     world.groups[0].abort("a test")
     with pytest.raises(CancelledError, match="a test"):
