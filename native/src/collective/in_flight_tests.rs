@@ -15,7 +15,7 @@ use crate::collective::run::{Call, Peer};
 use crate::collective::schedule::tests::{Row, SCRATCH, encoded};
 use crate::matching::incoming_message::Next;
 use crate::runtime::thread::Thread;
-use crate::testing::fixtures::{Path, settings};
+use crate::testing::fixtures::{FakeChannel, settings};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const NOBODY: u64 = 1 << 40;
@@ -96,13 +96,13 @@ impl Scene {
             },
             ..crate::testing::fixtures::header(1, 8)
         };
-        let slot = self
+        let message = self
             .engine
             .context
-            .mail
-            .arrived(&"rank-1".into(), header, Arc::new(Path::default()));
-        assert!(slot.next() == Next::Read && slot.write(&9u64.to_le_bytes()));
-        self.engine.context.mail.completed(&slot);
+            .matcher
+            .arrived(&"rank-1".into(), header, Arc::new(FakeChannel::default()));
+        assert!(message.next() == Next::Read && message.write(&9u64.to_le_bytes()));
+        self.engine.context.matcher.completed(&message);
     }
 
     /// Wait until it waits for rank 1.
