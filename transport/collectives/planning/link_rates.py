@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 from transport.engine.base import ConnectionStatistics
 
-SLOT_S = 0.05
-"""Several bursts of acknowledgements at 20 ms of round trip; short beside a training step."""
-WINDOW_SLOTS = 4
-"""200 ms: what a full buffer of 100 ms gives back after an idle time is no longer most of it."""
-WINDOWS_KEPT = 80
+SLOT_S = 0.1
+"""As often as the native engine counts; several bursts of acknowledgements at 40 ms of round trip."""
+WINDOW_SLOTS = 2
+"""Longer ones would hold the time in which a fast link waits for a slow one."""
+WINDOWS_KEPT = 40
 """4 s of busy links: a link that got slower is known within these."""
-CONTINUOUS = 0.5
+CONTINUOUS = 0.25
 """Of a window's mean, in each of its slots: less is an idle link in between."""
 
 
