@@ -72,7 +72,7 @@ coverage: setup ## Lines that unit and loopback tests reach, in out/coverage; CO
 	@bash tools/coverage.sh $(BIN)/python $(COVERAGE)
 
 ##@ At night
-.PHONY: nightly test-native fuzz sanitize sanitize-address sanitize-thread sanitize-faults test-pythons test-kernels audit
+.PHONY: nightly test-native test-torch fuzz sanitize sanitize-address sanitize-thread sanitize-faults test-pythons test-kernels audit
 nightly: setup ## All below, a short benchmark, unstable tests, in hours; NIGHTLY="fuzz bench" for less
 	@$(BIN)/python -m tools.nightly $(NIGHTLY)
 
@@ -81,6 +81,11 @@ NATIVE_LAB := $(wildcard tests/lab/engines/test_*.py tests/lab/daemon/test_engin
 
 test-native: setup ## Engines, transport and torch over the native engine, and over mixed pairs
 	HIVE_TEST_NATIVE=1 $(BIN)/python -m tools.suite tests/loopback $(NATIVE_LAB)
+
+test-torch: setup ## PyTorch's own distributed tests beside Gloo, Lightning, Accelerate, in ten minutes
+	@$(BIN)/python -c 'import accelerate, lightning' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  $$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["frameworks"])')
+	$(BIN)/python -m pytest tests/torch_suite
 
 fuzz: setup ## Whatever reads a peer's bytes, for FUZZ_S seconds a target
 	@bash tools/fuzz.sh $(BIN)/python

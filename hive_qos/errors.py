@@ -137,7 +137,9 @@ class TimedOutError(TransportError):
     code = "timed-out"
 
     def __init__(self, what: str, *, timeout_s: float, bytes_done: int = 0, bytes_total: int = 0) -> None:
-        super().__init__(f"{what}: not done after {timeout_s:g} s ({bytes_done} of {bytes_total} bytes done)")
+        super().__init__(
+            f"{what}: not done within the timeout of {timeout_s:g} s ({bytes_done} of {bytes_total} bytes done)"
+        )
         self.what = what
         self.timeout_s = timeout_s
         self.bytes_done = bytes_done

@@ -1,22 +1,23 @@
-"""PyTorch's own tests of torch.distributed, from the installed wheel, over the hive backend. Run by hand.
+"""PyTorch's own tests of torch.distributed, from the installed wheel, over the hive backend.
 
-    pip install expecttest
     BACKEND=hive WORLD_SIZE=3 python tests/torch_suite/suite.py [-k PATTERN] [--list]
 
-`BACKEND=gloo` gives the reference. `AS_GLOO=1` runs the tests that are tied to Gloo by name as well: hive answers to
-that name then (some of those compare the words of Gloo's errors). Tests that need a GPU skip themselves. Ranks are
-forked, so that torch is imported once; SPAWN=1 starts them as the suite does. Takes a few minutes; not part of
-`make test`. What passes is in docs/reference/transport.md.
+`make test-torch` runs all three ways and judges them. `BACKEND=gloo` gives the reference. `AS_GLOO=1` runs the tests
+that are tied to Gloo by name as well: hive answers to that name then. Tests that need a GPU skip themselves. Ranks are
+forked, so that torch is imported once; SPAWN=1 starts them as the suite does. `OUTCOMES=FILE` gets what came of each
+test, as JSON: passed, skipped or failed.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import sys
 import tempfile
 import unittest
 from pathlib import Path
+from typing import Any, ClassVar
 
 os.environ.setdefault("BACKEND", "gloo" if os.environ.get("AS_GLOO") else "hive")
 os.environ.setdefault("WORLD_SIZE", "3")
@@ -53,6 +54,34 @@ class TestHive(Base, Tests):  # taken from the wheel at run time
             self._start_processes(torch.multiprocessing.get_context("fork").Process)
 
 
+TestResult: Any = unittest.TextTestResult  # generic to the type checker alone
+
+
+class Recorded(TestResult):
+    """What came of each test, by its name."""
+
+    outcomes: ClassVar[dict[str, str]] = {}
+
+    def record(self, test: Any, outcome: str) -> None:
+        self.outcomes[test._testMethodName] = outcome
+
+    def addSuccess(self, test: Any) -> None:
+        super().addSuccess(test)
+        self.record(test, "passed")
+
+    def addSkip(self, test: Any, reason: str) -> None:
+        super().addSkip(test, reason)
+        self.record(test, "skipped")
+
+    def addFailure(self, test: Any, err: Any) -> None:
+        super().addFailure(test, err)
+        self.record(test, "failed")
+
+    def addError(self, test: Any, err: Any) -> None:
+        super().addError(test, err)
+        self.record(test, "failed")
+
+
 # unittest would collect the bases as well, without a way to start processes.
 del distributed_test.TestDistBackend, distributed_test.DistributedTest, Base, Tests
 
@@ -75,4 +104,7 @@ if __name__ == "__main__":
         for module in ("integrations.torch_backend.process_group", "transport.engine.aioquic.engine", "torch._dynamo"):
             importlib.import_module(module)  # once here, rather than in every rank
     torch.set_num_threads(1)
-    unittest.main(verbosity=2)
+    program = unittest.main(testRunner=unittest.TextTestRunner(verbosity=2, resultclass=Recorded), exit=False)
+    if "OUTCOMES" in os.environ:
+        Path(os.environ["OUTCOMES"]).write_text(json.dumps(Recorded.outcomes))
+    raise SystemExit(not program.result.wasSuccessful())

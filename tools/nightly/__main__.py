@@ -23,6 +23,7 @@ MAKE = ("make", "--no-print-directory", "--keep-going")
 
 STEPS: Mapping[str, Sequence[str]] = {
     "native": (*MAKE, "test-native"),
+    "torch": (*MAKE, "test-torch"),
     "fuzz": (*MAKE, "fuzz"),
     "sanitize": (*MAKE, "sanitize"),
     "pythons": (*MAKE, "test-pythons"),

@@ -46,7 +46,7 @@ def main() -> None:
         dist.barrier()
     if rank == 0:
         weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-        torch.save({"weights": weights, "step": step}, output)
+        torch.save({"weights": weights}, output)
     dist.destroy_process_group()
 
 
