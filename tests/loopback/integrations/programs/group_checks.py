@@ -162,27 +162,6 @@ def ddp_trains_to_identical_weights(rank: int, size: int) -> None:
 
 
 @check
-def ddp_communication_hooks_work(rank: int, size: int) -> None:
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-
-    for hook, state in (
-        (default_hooks.bf16_compress_hook, None),
-        (powerSGD_hook.powerSGD_hook, powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2)),
-    ):
-        torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Linear(20, 50), torch.nn.Linear(50, 5))
-        ddp = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.002)
-        ddp.register_comm_hook(state, hook)
-        for _ in range(4):
-            ddp(torch.full((4, 20), float(rank))).sum().backward()
-        gradient = model[0].weight.grad
-        assert gradient is not None
-        every = [torch.empty_like(gradient) for _ in range(size)]
-        dist.all_gather(every, gradient)
-        assert all(torch.equal(one, gradient) for one in every)
-
-
-@check
 def compiled_ddp_trains_as_it_does_uncompiled(rank: int, size: int) -> None:
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)  # it warns of DDP's own profiling
     gradients = []
