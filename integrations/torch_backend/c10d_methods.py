@@ -18,7 +18,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 
 from hive_qos.errors import HiveError, MisuseError
-from integrations.torch_backend import monitored_barrier, sparse_allreduce
+from integrations.torch_backend import monitored_barrier
 from integrations.torch_backend.collectives import Collectives
 from integrations.torch_backend.errors import as_torch_error
 from integrations.torch_backend.operations import Tensors
@@ -111,7 +111,7 @@ class Methods:
         if tensor.layout is torch.sparse_coo:
             if factor is not None:
                 raise MisuseError("a sparse all-reduce takes no PREMUL_SUM")
-            return sparse_allreduce.allreduce(self.collectives, tensors, op, timeout_s=_timeout_s(opts))
+            return self.collectives.sparse_allreduce(tensor, op, timeout_s=_timeout_s(opts))
         return self.collectives.allreduce(tensors, op, factor=factor, timeout_s=_timeout_s(opts))
 
     @collective("tensors: [T], opts: AllreduceCoalescedOptions", coalesced=True)

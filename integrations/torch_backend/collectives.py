@@ -46,6 +46,41 @@ class Collectives(Operations):
             timeout_s=timeout_s,
         )
 
+    def sparse_allreduce(
+        self, tensor: torch.Tensor, op: transport.ReduceOp, *, timeout_s: float | None = None
+    ) -> HiveWork:
+        """Sum a sparse (COO) CPU tensor over all ranks, in place, as an embedding with `sparse=True` gives DDP.
+
+        Every rank sums the same entries in rank order, so that all hold the same bits. Ranks have different numbers of
+        entries: the counts are exchanged first, and the caller waits for those (8 bytes a rank), so that the operations
+        after this one keep their order on every rank. Then each rank broadcasts its indices and values.
+
+        Raises:
+            MisuseError: not a sum, or not on the CPU.
+        """
+        if op is not transport.ReduceOp.SUM or tensor.device.type != "cpu":
+            raise MisuseError("a sparse all-reduce sums tensors on the CPU")
+        mine = tensor.detach().coalesce()
+        size = self.group.size
+        counts = torch.zeros(size, dtype=torch.int64)
+        self.all_gather_single([counts], [torch.tensor([mine.values().shape[0]])], timeout_s=timeout_s).wait()
+
+        entry_shape = mine.values().shape[1:]
+        indices = [torch.empty((mine.sparse_dim(), int(count)), dtype=torch.int64) for count in counts]
+        values = [torch.empty((int(count), *entry_shape), dtype=mine.dtype) for count in counts]
+        indices[self.group.rank].copy_(mine.indices())
+        values[self.group.rank].copy_(mine.values())
+        prepared = [
+            calls.broadcast(self.group.site, part[root], root) for root in range(size) for part in (indices, values)
+        ]
+
+        def add_up() -> None:
+            total = torch.sparse_coo_tensor(torch.cat(indices, 1), torch.cat(values), mine.shape)
+            with torch.no_grad():
+                tensor.copy_(total.coalesce())
+
+        return self.launch("sparse all-reduce", [], prepared, result=[tensor], timeout_s=timeout_s, finish=add_up)
+
     def broadcast(self, tensors: Tensors, root: int, *, timeout_s: float | None = None) -> HiveWork:
         """Copy the root's tensors into everybody's."""
         mine = root == self.group.rank
