@@ -67,8 +67,8 @@ _calls = _Calls()
 
 
 def hand_over(work: HiveWork) -> None:
-    """Give a Work to the innermost call of this thread, if there is one."""
-    if _calls.works:
+    """Give a Work to the innermost call of this thread, if there is one that waits for it."""
+    if _calls.works and not _calls.works[-1]:
         _calls.works[-1].append(work)
 
 

@@ -29,6 +29,8 @@ class GroupOptions:
         """
         if raw is None:
             return cls()
+        if isinstance(raw, cls):
+            return raw
         if not isinstance(raw, Mapping):
             raise MisuseError(f'pg_options: hive takes a dict such as {{"priority": "bulk"}}, not {raw!r}')
         if unknown := sorted(set(map(str, raw)) - {"priority"}):

@@ -16,7 +16,7 @@ In a mixed group (`cpu:hive,cuda:nccl`) torch 2.15 must keep its own ProcessGrou
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -40,10 +40,18 @@ _Options: Any = c10d.Backend.Options
 
 
 class HiveProcessGroup(Methods, _ProcessGroup):  # type: ignore[misc]  # Any on purpose, see above
-    """The process group that `init_process_group("hive")` makes. `store` is what torch gave it to meet in."""
+    """The process group that `init_process_group("hive")` makes.
 
-    def __init__(self, collectives: Collectives, store: Any) -> None:
+    Args:
+        collectives: its own.
+        store: what torch gave it to meet in.
+        device: what `init_process_group` got as `device_id`.
+    """
+
+    def __init__(self, collectives: Collectives, store: Any, *, device: torch.device | None = None) -> None:
         _ProcessGroup.__init__(self, collectives.group.rank, collectives.group.size)
+        if device is not None:
+            self.bound_device_id = device
         self.collectives = collectives
         self._store = store
         self._splits = 0
@@ -101,12 +109,10 @@ class HiveProcessGroup(Methods, _ProcessGroup):  # type: ignore[misc]  # Any on 
 
 
 class HiveProcessGroupWithBackend(HiveProcessGroup):
-    """The process group on torch 2.15. `device` is what `init_process_group` got as `device_id`."""
+    """The process group on torch 2.15."""
 
     def __init__(self, collectives: Collectives, store: Any, *, device: torch.device | None = None) -> None:
-        super().__init__(collectives, store)
-        if device is not None:
-            self.bound_device_id = device
+        super().__init__(collectives, store, device=device)
         backend = HiveBackend(collectives)
         self._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
         for device in DEVICES:
@@ -123,8 +129,8 @@ class HiveProcessGroupWithBackend(HiveProcessGroup):
 class HiveProcessGroupAlone(HiveProcessGroup):
     """The process group on torch 2.13: nothing is registered in it, and what torch would ask a backend it asks us."""
 
-    def __init__(self, collectives: Collectives, store: Any) -> None:
-        super().__init__(collectives, store)
+    def __init__(self, collectives: Collectives, store: Any, *, device: torch.device | None = None) -> None:
+        super().__init__(collectives, store, device=device)
         self._name = ""
         self._description = "undefined"
 
@@ -166,9 +172,9 @@ class HiveProcessGroupAlone(HiveProcessGroup):
         return False
 
     @property
-    def options(self) -> Any:
+    def options(self) -> GroupOptions:
         """What torch copies for a group that is split off."""
-        return _Options(NAME, timedelta(seconds=self.collectives.timeout_s))
+        return self.collectives.options
 
     def eager_connect_single_device(self, device: torch.device) -> None:
         """All ranks are connected already."""
@@ -187,16 +193,19 @@ def backend_can_be_subclassed() -> bool:
 
 
 def is_mixed() -> bool:
-    """Whether the group that torch is making gets other backends as well ("cpu:hive,cuda:nccl").
+    """Whether the group that torch is making gets other backends as well ("cpu:hive,cuda:nccl")."""
+    config = _being_made().get("backend_config")
+    return config is not None and len(set(config.get_device_backend_map().values())) > 1
 
-    torch tells a backend's creator nothing of the others, so that this reads the configuration from torch's own frame.
-    """
+
+def _being_made() -> Mapping[str, Any]:
+    """What torch knows of the group that it is making and does not tell a backend's creator: its helper's locals."""
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
         if frame.f_code.co_name == "_new_process_group_helper":
-            return len(set(frame.f_locals["backend_config"].get_device_backend_map().values())) > 1
-    return False
+            return frame.f_locals
+    return {}
 
 
 @raising_torch_errors
@@ -218,13 +227,13 @@ def create(options: Any, group_options: object = None) -> Any:
     world = world_for(options, ranks=ranks, name=name, timeout_s=timeout_s)
     group = world.lend(name, ranks, timeout_s=timeout_s)
     collectives = Collectives(world, group, timeout_s=timeout_s, options=options_of_group)
+    device = _being_made().get("device_id")
     adapter: Any
     if not backend_can_be_subclassed():
-        adapter = HiveProcessGroupAlone(collectives, options.store)
+        adapter = HiveProcessGroupAlone(collectives, options.store, device=device)
     elif is_mixed():
         adapter = HiveBackend(collectives)
     else:
-        outer = getattr(options, "process_group", None)
-        adapter = HiveProcessGroupWithBackend(collectives, options.store, device=outer and outer.bound_device_id)
+        adapter = HiveProcessGroupWithBackend(collectives, options.store, device=device)
     keep(adapter)
     return adapter

@@ -21,6 +21,7 @@ SCENARIOS = {
 }
 SCENARIOS_OF_2_15 = {"with_a_device_id": 3, "with_a_device_id_and_no_backend": 2, "to_be_reconfigured": 2}
 """Before, torch takes GPUs alone as a device_id, and knows nothing of groups that change."""
+SCENARIOS_BEFORE_2_15 = {"split_beside_a_gpu": 3}
 NEWER = hasattr(dist.ProcessGroup, "reconfigure")
 of_2_15 = pytest.mark.skipif(not NEWER, reason="torch 2.15 has this first")
 Results = dict[str, list[RankResult]]
@@ -29,7 +30,9 @@ Results = dict[str, list[RankResult]]
 @pytest.fixture(scope="module")
 def results(run_ranks: RunRanks, tmp_path_factory: pytest.TempPathFactory) -> Results:
     scratch: Path = tmp_path_factory.mktemp("scratch")
-    return run_ranks("setups.py", {**SCENARIOS, **(SCENARIOS_OF_2_15 if NEWER else {})}, SCRATCH=str(scratch))
+    return run_ranks(
+        "setups.py", {**SCENARIOS, **(SCENARIOS_OF_2_15 if NEWER else SCENARIOS_BEFORE_2_15)}, SCRATCH=str(scratch)
+    )
 
 
 @pytest.mark.parametrize(
@@ -80,3 +83,10 @@ def test_a_group_that_is_to_be_reconfigured_is_refused(results: Results) -> None
         (report,) = result.reports
         assert report["text"].startswith("[misuse]")
         assert "enable_reconfigure" in report["text"]
+
+
+@pytest.mark.skipif(NEWER, reason="since torch 2.15 groups are split without a GPU; see group_checks")
+def test_groups_are_split_beside_a_gpu_on_torch_2_13(results: Results) -> None:
+    for result in results["split_beside_a_gpu"]:
+        assert result.exit_code == 0, result.output
+        assert result.reports == [{"total": 2.0 if result.rank == 2 else 3.0, "device": "cuda:0"}]

@@ -23,6 +23,7 @@ SHORT = (
     "ddp_trains_to_identical_weights",
     "functional_collectives",
     "gather_and_scatter",
+    "groups_of_several_priorities_agree",
     "objects_travel",
     "reduce_scatter_in_all_its_forms",
     "sequence_numbers_agree",

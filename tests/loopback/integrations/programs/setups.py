@@ -107,6 +107,22 @@ def with_a_device_id_and_no_backend(rank: int, size: int) -> None:
     dist.destroy_process_group()
 
 
+def split_beside_a_gpu(rank: int, size: int) -> None:
+    """torch 2.13 splits groups where there is a GPU alone; here torch is told that there is one."""
+    torch.accelerator.is_available = lambda: True
+    torch.accelerator.device_count = lambda: 1
+    torch.accelerator.current_accelerator = lambda *_: torch.device("cuda")
+    connect(device_id=torch.device("cuda:0"))
+    group = dist.split_group(split_ranks=[[0, 2], [1]])
+    tensor = torch.ones(10)
+    dist.all_reduce(tensor, group=group)
+    pair = dist.new_group([0, 1])
+    if rank < 2:
+        dist.all_reduce(tensor, group=pair)
+    report(total=tensor[0].item(), device=str(dist.group.WORLD.bound_device_id))
+    dist.destroy_process_group()
+
+
 def to_be_reconfigured(rank: int, size: int) -> None:
     try:
         connect(enable_reconfigure=True)
