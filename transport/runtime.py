@@ -148,6 +148,7 @@ class Runtime:
             order=self._order,
             chunk_bytes=self._settings.chunk_bytes,
             report=self._rates.report,
+            native=self._settings.native_collectives,
         )
         self._control = ControlMessages(
             endpoint=self._endpoint,

@@ -48,6 +48,7 @@ class Settings:
             round trips tell. All ranks have one, or it counts for none.
         receive_bytes_max: most that a `recv` into nothing allocates on the sender's word. Larger tensors are received
             into memory that the caller provides.
+        native_collectives: let the native engine carry out whole collectives; else Python does, chunk by chunk.
     """
 
     listen: str = ""
@@ -68,6 +69,7 @@ class Settings:
     algorithm: str = ""
     site: str = ""
     receive_bytes_max: int = 2**30
+    native_collectives: bool = True
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:

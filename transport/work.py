@@ -51,6 +51,7 @@ class Work:
         self.bytes_total = bytes_total
         self.source: int | None = None
         self._bytes_done = 0
+        self._watched: Callable[[], int] | None = None
         self._process = os.getpid()
         self._ended = End()
         self._error: HiveError | None = None
@@ -58,12 +59,13 @@ class Work:
 
     def __repr__(self) -> str:
         state = "running" if not self.done() else "failed" if self._error else "done"
-        return f"<Work {self.what}: {state}, {self._bytes_done} of {self.bytes_total} bytes>"
+        return f"<Work {self.what}: {state}, {self.bytes_done} of {self.bytes_total} bytes>"
 
     @property
     def bytes_done(self) -> int:
         """Payload bytes sent (acknowledged) and received so far."""
-        return self._bytes_done
+        watched = self._watched
+        return self._bytes_done if watched is None else watched()
 
     def done(self) -> bool:
         """Whether it has ended, well or not."""
@@ -100,7 +102,7 @@ class Work:
         give_up_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         if not wait_until(self._ended, give_up_s):
             raise TimedOutError(
-                self.what, timeout_s=timeout_s or 0.0, bytes_done=self._bytes_done, bytes_total=self.bytes_total
+                self.what, timeout_s=timeout_s or 0.0, bytes_done=self.bytes_done, bytes_total=self.bytes_total
             )
         return self.result()
 
@@ -134,6 +136,10 @@ class Work:
     def progress(self, byte_count: int) -> None:
         """Count payload bytes as done. Called from the transport's thread only."""
         self._bytes_done += byte_count
+
+    def watch(self, bytes_done: Callable[[], int] | None) -> None:
+        """Somebody else counts from now on; None: no more. Called from the transport's thread only."""
+        self._watched = bytes_done
 
     def finish(self, result: object = None, error: HiveError | None = None) -> None:
         """End it; a second call does nothing. Called from the transport's thread only."""

@@ -1,42 +1,41 @@
-"""One collective under way: the executor of one schedule. Runs in the transport's thread.
+"""One collective under way, whoever carries out its steps: when it ends, and with which error. In the loop's thread.
 
-A step begins when those in its `after` are done. Sends and receives are handed to the endpoint; reductions and copies,
-at most a chunk each, run here. A task ends once: with success when every step is done, or with the first error. Then
-what is under way is cancelled, and the task has ended when the endpoint has given every buffer back.
+A collective ends once: with success when every step is done, or with the first error. Then what is under way is
+cancelled, and it has ended when the engine has given every buffer back.
+
+`PythonExecutor` carries out the steps here, `NativeExecutor` has the engine do it. Both send the same messages and give
+the same bits, so that the ranks of a group may differ in it.
 """
 
 from __future__ import annotations
 
+import abc
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
-
-import numpy as np
 
 from hive_qos.errors import CancelledError, ConnectionLostError, HiveError, PeerError, TimedOutError, TransportError
 from transport.collectives.calls import Call, CallSignature
-from transport.collectives.kernels import reduce_into
 from transport.collectives.planning.cost_model import Choice
-from transport.collectives.reduce_op import ReduceOp
-from transport.collectives.schedule import FINISH, SCRATCH, Op, Region, Schedule, Step
+from transport.collectives.schedule import Schedule
 from transport.engine.base import Buffer, Priority, Received
-from transport.mesh.endpoint import Ticket, rank_of, tag_of
+from transport.mesh.collective_dispatch import CollectiveDispatch
+from transport.mesh.endpoint import Ticket, rank_of
 from transport.mesh.inbox import Receiving
 from transport.mesh.outbox import Sending
-from transport.wire.header import Header, Kind, MatchKey
+from transport.wire.header import Header, MatchKey
 from transport.work import Work, unforeseen
 
-PART_BITS = 32
-"""The bucket of a message is its operation's kind above, and the part below so many bits."""
 REFUSAL_S = 1.0
 """A peer that cancels its side of a message says why on its control stream, which may take a round trip longer."""
 
 
 class Links(Protocol):
-    """What a task needs of the endpoint."""
+    """What an executor needs of the endpoint."""
 
     rank: int
+    job: str
+    collectives: CollectiveDispatch
 
     def send(
         self,
@@ -62,7 +61,7 @@ class Links(Protocol):
     def first_loss(self, ranks: tuple[int, ...]) -> ConnectionLostError | None: ...
 
 
-class Executor:
+class Executor(abc.ABC):
     """A collective that runs.
 
     Args:
@@ -109,14 +108,6 @@ class Executor:
         self._priority = priority
         self._timeout_s = timeout_s
         self._on_end = on_end
-        self._buffers = call.buffers
-        scratch = np.empty(schedule.scratch_bytes, dtype=np.uint8)
-        self._scratch = scratch.data if scratch.nbytes else memoryview(bytearray())
-        self._open = len(schedule.rows)
-        self._missing = [len(step.after) for step in schedule.rows]
-        self._ready: deque[int] = deque()
-        self._advancing = False
-        self._tickets: dict[int, Ticket] = {}
         self._ended = False
         self._began_s = time.monotonic()
         self._refusal: HiveError | None = None
@@ -126,10 +117,21 @@ class Executor:
         """Since it began."""
         return time.monotonic() - self._began_s
 
+    @abc.abstractmethod
     def start(self) -> None:
         """Begin every step that waits for nothing."""
-        self._ready.extend(index for index, missing in enumerate(self._missing) if not missing)
-        self._advance()
+
+    @abc.abstractmethod
+    def _stop(self) -> None:
+        """Begin nothing more and cancel what is under way; call `_finish` when nothing is."""
+
+    @abc.abstractmethod
+    def _waiting_for(self) -> Collection[int]:
+        """The ranks of the group with which something is under way."""
+
+    @abc.abstractmethod
+    def _lends(self) -> bool:
+        """Whether the engine may still touch the tensors."""
 
     def fail(self, error: HiveError, *, remote: bool = False) -> None:
         """End with an error, unless it has ended or is failing already.
@@ -141,9 +143,7 @@ class Executor:
             return
         self.error = error
         self.remote = remote
-        for ticket in tuple(self._tickets.values()):
-            self._links.cancel(ticket, CancelledError("the collective has failed"))
-        self._advance()
+        self._stop()
 
     def time_out(self) -> None:
         """Its deadline has passed: name the ranks that it waits for."""
@@ -171,29 +171,11 @@ class Executor:
 
     def abandon(self) -> None:
         """End now: the engine is closed, and keeps what it did not give back, so that it writes to nobody else's."""
-        if self._tickets:
+        if self._lends():
             reason = "the transport was closed, but its engine holds the tensors still: do not use their memory again"
             self.error = CancelledError(f"{self.work.what}: {reason}")
         self.error = self.error or CancelledError(f"{self.work.what}: the transport was closed")
         self._finish()
-
-    def _waiting_for(self) -> set[int]:
-        group_rank = {rank: index for index, rank in enumerate(self.ranks)}
-        return {group_rank[ticket.rank] for ticket in self._tickets.values()}
-
-    def _advance(self) -> None:
-        if self._advancing:
-            return
-        self._advancing = True
-        try:
-            while self._ready and self.error is None:
-                self._begin(self._ready.popleft())
-        except Exception as error:  # noqa: BLE001 - no memory, a mistake of ours: this operation ends, others go on
-            self.fail(unforeseen(self.work.what, error))
-        finally:
-            self._advancing = False
-        if (self.error is not None and not self._tickets) or not self._open:
-            self._finish()
 
     def _finish(self) -> None:
         if self._ended:
@@ -212,98 +194,25 @@ class Executor:
         self.work.finish(error=self.error)
         self._on_end(self)
 
-    def _begin(self, index: int) -> None:
-        step = self._schedule.rows[index]
-        match step.op:
-            case Op.SEND:
-                self._send(index, step)
-            case Op.RECEIVE:
-                self._receive(index, step)
-            case Op.REDUCE:
-                target, *sources = map(self._memory, step.regions)
-                divisor = self.call.context.size if self._divides(step) else None
-                reduce_into(target, sources, dtype=self.call.dtype, op=self.call.reduce_op, divisor=divisor)
-                self._done(index)
-            case Op.COPY:
-                target, source = map(self._memory, step.regions)
-                target[:] = source
-                self._done(index)
-            case _:
-                raise NotImplementedError(f"{step.op.name} needs a codec")
+    def _step_failed(self, error: TransportError) -> None:
+        """A message of a step failed. One that the peer cancelled says less than what the peer will tell us of it."""
+        if self.error is not None:
+            return
+        if isinstance(error, CancelledError):
+            self._refusal = self._refusal or error
+            self.deadline_s = min(self.deadline_s, time.monotonic() + REFUSAL_S)
+        else:
+            self.fail(self._in_group(error))
 
-    def _divides(self, step: Step) -> bool:
-        return self.call.reduce_op is ReduceOp.MEAN and bool(step.flags & FINISH)
-
-    def _done(self, index: int) -> None:
-        self._open -= 1
-        for follower in self._schedule.followers[index]:
-            self._missing[follower] -= 1
-            if not self._missing[follower]:
-                self._ready.append(follower)
-
-    def _send(self, index: int, step: Step) -> None:
-        payload = self._memory(step.regions[0])
-        key = self._key(step.part, tag_of(self._links.rank))
-        header = Header(
-            kind=key.kind,
-            group=key.group,
-            step=key.step,
-            bucket=key.bucket,
-            tag=key.tag,
-            dtype=self.call.dtype,
-            shape=(payload.nbytes // self.call.problem.item_bytes,),
-            length=payload.nbytes,
-            call=self.signature.to(step.peer),
-        )
-
-        def end(error: TransportError | None) -> None:
-            del self._tickets[index]
-            self._ended_step(index, payload.nbytes, error)
-
-        self._tickets[index] = self._links.send(
-            self.ranks[step.peer],
-            header,
-            payload if payload.nbytes else None,
-            priority=self._priority,
-            order=(self._order, index),
-            on_end=end,
-        )
-
-    def _receive(self, index: int, step: Step) -> None:
-        rank = self.ranks[step.peer]
-        target = self._memory(step.regions[0])
-
-        def end(received: Received | None, error: TransportError | None) -> None:
-            del self._tickets[index]
-            if received is not None:
-                self.check(rank, received.header)
-                error = self._mismatch(step, received.header, target.nbytes)
-            self._ended_step(index, target.nbytes, error)
-
-        buffer = target if target.nbytes else None
-        self._tickets[index] = self._links.receive(rank, self._key(step.part, tag_of(rank)), buffer, end)
-
-    def _mismatch(self, step: Step, header: Header, byte_count: int) -> PeerError | None:
+    def _mismatch(self, peer: int, header: Header, byte_count: int) -> PeerError | None:
+        """What is to be said where a message of a rank of the group is not as long, or of another type, as ours."""
         if (header.length, header.dtype) == (byte_count, self.call.dtype):
             return None
         theirs = f"{header.length} bytes of {header.dtype or 'nothing'}"
         return PeerError(
-            f"rank {step.peer}",
+            f"rank {peer}",
             f"sent {theirs} in {self.work.what} where this rank has {byte_count} of {self.call.dtype or 'nothing'}",
         )
-
-    def _ended_step(self, index: int, byte_count: int, error: TransportError | None) -> None:
-        if self.error is not None:
-            self._advance()
-        elif isinstance(error, CancelledError):
-            self._refusal = self._refusal or error
-            self.deadline_s = min(self.deadline_s, time.monotonic() + REFUSAL_S)
-        elif error is not None:
-            self.fail(self._in_group(error))
-        else:
-            self.work.progress(byte_count)
-            self._done(index)
-            self._advance()
 
     def _in_group(self, error: TransportError) -> TransportError:
         """Say in which operation it happened, and name the rank whose loss was known first, by its rank in the group.
@@ -317,19 +226,6 @@ class Executor:
         if isinstance(error, PeerError) and self.work.what not in error.reason:
             return PeerError(error.peer, f"{self.work.what}: {error.reason}", wire_code=error.wire_code)
         return error
-
-    def _key(self, part: int, tag: int) -> MatchKey:
-        return MatchKey(
-            kind=Kind.COLLECTIVE,
-            group=self.call.context.group,
-            step=self.number,
-            bucket=self.call.operation << PART_BITS | part,
-            tag=tag,
-        )
-
-    def _memory(self, region: Region) -> memoryview:
-        memory = self._scratch if region.buffer == SCRATCH else self._buffers[region.buffer]
-        return memory[region.start : region.stop]
 
 
 def disagreement(

@@ -22,11 +22,13 @@ from transport.collectives.algorithms.registry import schedule_of
 from transport.collectives.calls import Call, CallSignature
 from transport.collectives.executor import Executor, disagreement
 from transport.collectives.membership import Membership, agreement_group
+from transport.collectives.native_executor import NativeExecutor
 from transport.collectives.planning.cost_model import Choice
 from transport.collectives.planning.link_rates import LinkReport
 from transport.collectives.planning.planner import Planner
 from transport.collectives.problem import Plan, Problem
-from transport.collectives.schedule import Schedule
+from transport.collectives.python_executor import PythonExecutor
+from transport.collectives.schedule import Op, Schedule
 from transport.mesh.endpoint import Endpoint
 from transport.wire.header import Header
 from transport.work import Work, unforeseen
@@ -36,6 +38,7 @@ EARLY_MAX = 1024
 RETURN_S_MAX = 2.0
 """How long the engine may take to give buffers of an operation that has failed back before the log says so."""
 REASON_CHARS_MAX = 512
+NATIVE_OPS = frozenset({Op.SEND, Op.RECEIVE, Op.REDUCE, Op.COPY})
 LATE_STEPS = 16
 """Operations that have ended well whose late messages are looked at. They hold what a reconnect doubled, no more."""
 
@@ -79,6 +82,7 @@ class InFlight:
         groups: by name; others may add to it.
         report: what this rank measured of its link, given the ranks that are at other sites.
         order: numbers all that is sent by this rank, collectives or not.
+        native: have the engine carry out collectives, where it can.
     """
 
     def __init__(
@@ -90,12 +94,14 @@ class InFlight:
         order: Iterator[int],
         chunk_bytes: int,
         report: Callable[[frozenset[int]], LinkReport],
+        native: bool,
     ) -> None:
         self._endpoint = endpoint
         self._announcer = announcer
         self._groups = groups
         self._order = order
         self._chunk_bytes = chunk_bytes
+        self._native = native
         self._running: dict[Key, Executor] = {}
         self._return_s: dict[Key, float] = {}
         self._given_up: OrderedDict[Key, RemoteAbort] = OrderedDict()
@@ -189,7 +195,8 @@ class InFlight:
             self._do_not_begin(key, work, late)
             self._tell_others(key, group.ranks, late, disagrees=True)
             return
-        task = Executor(
+        executor = NativeExecutor if self._takes(call, schedule) else PythonExecutor
+        task = executor(
             call,
             schedule,
             signature=signature,
@@ -214,6 +221,13 @@ class InFlight:
         if planner is None:
             raise RuntimeError(f"{group} is a group of agreements")
         return planner
+
+    def _takes(self, call: Call, schedule: Schedule) -> bool:
+        """Whether the engine carries out this schedule of a call."""
+        if not self._native or not schedule.ops <= NATIVE_OPS:
+            return False
+        reduce_op = call.reduce_op.value if Op.REDUCE in schedule.ops else None
+        return self._endpoint.collectives.takes(call.dtype, reduce_op)
 
     def _do_not_begin(self, key: Key, work: Work, error: HiveError) -> None:
         self._announcer.collective_ends(time.monotonic(), key)

@@ -156,6 +156,11 @@ class Schedule:
         )
 
     @functools.cached_property
+    def ops(self) -> frozenset[Op]:
+        """What its steps do."""
+        return frozenset(map(Op, np.unique(self.steps["op"]).tolist()))
+
+    @functools.cached_property
     def followers(self) -> tuple[tuple[int, ...], ...]:
         """For each step those that wait for it."""
         followers: list[list[int]] = [[] for _ in self.rows]

@@ -182,13 +182,128 @@ class UnexpectedMessage:
     header: Header
 
 
-Event: TypeAlias = ConnectionUp | ConnectionDown | SendDone | Received | OperationFailed | UnexpectedMessage
+@dataclass(frozen=True)
+class StepFailed:
+    """A message of a collective failed (`error`), or one came that is not what the step receives (`header`).
+
+    The collective goes on with its other steps until it is stopped. `peer` is a rank of its group, `length` are the
+    bytes that the step sends or receives.
+    """
+
+    collective: int
+    peer: int
+    length: int
+    error: TransportError | None
+    header: Header | None
+
+
+@dataclass(frozen=True)
+class CollectiveEnded:
+    """Its buffers are the caller's again. `complete`: every step was done; else it was stopped, or the engine ended."""
+
+    collective: int
+    complete: bool
+    bytes_done: int
+
+
+Event: TypeAlias = (
+    ConnectionUp
+    | ConnectionDown
+    | SendDone
+    | Received
+    | OperationFailed
+    | UnexpectedMessage
+    | StepFailed
+    | CollectiveEnded
+)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A rank of a collective's group.
+
+    Args:
+        rank: of the endpoint; its messages have it as their tag.
+        name: as which it has proved itself; of the own rank nobody looks at it.
+        says, hears: the call in our words to it, and as its messages have to say it.
+    """
+
+    rank: int
+    name: str
+    says: str
+    hears: str
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One rank's part of a collective, for an engine that carries it out.
+
+    Args:
+        schedule: as `transport.collectives.schedule` encodes it.
+        buffers: what its regions refer to; lent until `CollectiveEnded`, those that are written not read-only.
+        dtype, item_bytes, reduce_op: of all values, the last by its name.
+        job, group, step, operation: what messages say; the upper half of their bucket is `operation`.
+        members: by rank of the group.
+        rank: the own rank in the group.
+        order: of the collective among all of this rank; earlier ones send first.
+    """
+
+    schedule: bytes
+    buffers: Sequence[Buffer]
+    dtype: str
+    item_bytes: int
+    reduce_op: str
+    job: str
+    group: str
+    step: int
+    operation: int
+    members: Sequence[Member]
+    rank: int
+    priority: Priority
+    order: int
+
+
+class Collectives(abc.ABC):
+    """Carries out whole collectives; see `Engine` for what holds of every method.
+
+    A lost connection fails nothing: what it carried is sent again over the next one that `route` gives.
+    """
+
+    @abc.abstractmethod
+    def reduces(self, dtype: str, reduce_op: str) -> bool:
+        """Whether values can be reduced so."""
+
+    @abc.abstractmethod
+    def start(self, collective: Collective) -> int:
+        """Begin one. Ends in `CollectiveEnded` with the returned number.
+
+        Raises:
+            MisuseError: the schedule does not fit the call; says what is wrong in which step.
+        """
+
+    @abc.abstractmethod
+    def stop(self, collective: int) -> None:
+        """Begin nothing more of it and cancel what is under way; then it ends. Harmless for one that has ended."""
+
+    @abc.abstractmethod
+    def route(self, rank: int, *, bulk: bool, connection: int | None) -> None:
+        """Send what is for a rank of the endpoint over this connection from now on; None: wait for another one."""
+
+    @abc.abstractmethod
+    def gone(self, rank: int) -> None:
+        """A rank of the endpoint is gone for good: fail what waits for it."""
+
+    @abc.abstractmethod
+    def progress(self, collective: int) -> tuple[int, Sequence[int]]:
+        """Payload bytes sent (acknowledged) and received, and the ranks of the group that it waits for."""
 
 
 class Engine(abc.ABC):
     """A QUIC stack that moves messages. See the rules at the top of this file."""
 
     name: str
+    collectives: Collectives | None = None
+    """Where it carries out whole collectives."""
 
     def __init__(self, *, settings: EngineSettings, on_events: Callable[[Sequence[Event]], None]) -> None:
         self.settings = settings

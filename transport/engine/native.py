@@ -29,6 +29,7 @@ from transport.engine.base import (
     DEAD_AFTER_S,
     Address,
     Buffer,
+    CollectiveEnded,
     ConnectionDown,
     ConnectionStatistics,
     ConnectionUp,
@@ -39,8 +40,10 @@ from transport.engine.base import (
     Priority,
     Received,
     SendDone,
+    StepFailed,
     UnexpectedMessage,
 )
+from transport.engine.native_collectives import NativeCollectives
 from transport.engine.validation import (
     called,
     check_endpoint,
@@ -132,6 +135,7 @@ class NativeEngine(Engine):
             congestion=settings.congestion,
             protocol=settings.protocol,
         )
+        self.collectives = NativeCollectives(self._core.collectives, numbers=self._numbers, check_open=self._check_open)
         _living.add(self)
 
     def add_endpoint(
@@ -325,6 +329,11 @@ class NativeEngine(Engine):
                 return OperationFailed(operation, _error(failure))
             case "announced", peer, fields:
                 return UnexpectedMessage(peer, _header(fields))
+            case "step-failed", collective, peer, length, failure, fields:
+                error = None if failure is None else _error(failure)
+                return StepFailed(collective, peer, length, error, None if fields is None else _header(fields))
+            case "collective", collective, complete, bytes_done:
+                return CollectiveEnded(collective, complete, bytes_done)
             case "accepted", number, endpoint, remote:
                 served = self._endpoints[endpoint]
                 self._links[number] = _Link(endpoint, remote, served.trust, served.bulk)

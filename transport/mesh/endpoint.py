@@ -23,6 +23,7 @@ from dataclasses import replace
 from hive_qos.errors import CancelledError, ConnectionLostError, PeerError, TransportError
 from transport.engine.base import (
     Buffer,
+    CollectiveEnded,
     ConnectionDown,
     ConnectionUp,
     Engine,
@@ -31,8 +32,10 @@ from transport.engine.base import (
     Priority,
     Received,
     SendDone,
+    StepFailed,
     UnexpectedMessage,
 )
+from transport.mesh.collective_dispatch import CollectiveDispatch
 from transport.mesh.inbox import Inbox, ReceiveEnd, Receiving
 from transport.mesh.liveness import LivenessCheck
 from transport.mesh.outbox import SendEnd, Sending
@@ -81,7 +84,7 @@ class Endpoint:
     ) -> None:
         self.rank = rank
         self.peers = peers
-        self._job = job
+        self.job = job
         self._world = world
         self._on_gone = on_gone
         self._on_control = on_control
@@ -89,6 +92,7 @@ class Endpoint:
         self._on_refused = on_refused
         self._sends = SendDispatch(peers)
         self._inbox = Inbox(peers)
+        self.collectives = CollectiveDispatch(peers)
         self._attempts: dict[int, tuple[int, bool]] = {}
         self._gone_s: dict[int, float] = {}
         self._control_number = itertools.count()
@@ -108,6 +112,7 @@ class Endpoint:
         self._engine = engine
         self._endpoints = {False: compute, True: bulk}
         self._sends.begin(engine)
+        self.collectives.begin(engine)
         early, self._early = self._early, []
         self.handle(early)
 
@@ -125,7 +130,7 @@ class Endpoint:
     ) -> Sending:
         """Send one message to a rank, behind those of smaller (priority, order)."""
         bulk = priority is Priority.BULK
-        sending = Sending(rank, replace(header, job=self._job), payload, priority, on_end, bulk)
+        sending = Sending(rank, replace(header, job=self.job), payload, priority, on_end, bulk)
         self._sends.send(sending, order)
         return sending
 
@@ -226,6 +231,10 @@ class Endpoint:
                 self._inbox.received(event)
             case OperationFailed():
                 self._failed(event)
+            case StepFailed():
+                self.collectives.failed(event)
+            case CollectiveEnded():
+                self.collectives.ended(event)
             case UnexpectedMessage():
                 self._unexpected(event)
             case ConnectionUp():
@@ -246,6 +255,7 @@ class Endpoint:
         wake_s = min(wake_s, self._sends.tick(now_s, self._gone_s))
         if self._engine is not None:
             wake_s = min(wake_s, self._inbox.tick(self._engine, now_s, self._gone_s))
+            wake_s = min(wake_s, self.collectives.tick(now_s, self._gone_s))
         self._sends.run_later()
         return wake_s
 
@@ -289,6 +299,7 @@ class Endpoint:
         if not self.peers.up(peer.rank, event.connection, bulk=bulk, dialled=event.attempt is not None):
             self._say_gone(peer.rank, event.connection)
             return
+        self.collectives.route(peer.rank, bulk=bulk)
         self._sends.pump(peer.rank, bulk=bulk)
 
     def _say_gone(self, rank: int, connection: int) -> None:
@@ -313,6 +324,9 @@ class Endpoint:
             known = self.peers.rank_of(event.connection)
             evicted_by = known if known is not None else evicted_by
             lost = self.peers.down(event.connection, reason=reason, now_s=now_s)
+            if known is not None:
+                for bulk in (False, True):
+                    self.collectives.route(known, bulk=bulk)
             if lost is not None:
                 self.liveness.down(lost)
         said = event.error.wire_code if isinstance(event.error, PeerError) else None

@@ -15,8 +15,8 @@ from patience import LIMIT_S, wait_until
 from hive_qos.errors import CancelledError, PeerError, TimedOutError, TransportError
 from transport import MemoryRendezvous, Settings, TensorView
 from transport.bootstrap.connect import Bootstrap
-from transport.collectives import executor as executor_module
 from transport.collectives import in_flight as in_flight_module
+from transport.collectives import python_executor as executor_module
 from transport.engine.base import ConnectionUp, SendDone
 from transport.mesh.endpoint import HELLO_RANK, Endpoint
 from transport.runtime import Runtime
@@ -36,7 +36,7 @@ def once(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "name"), [(executor_module, "reduce_into"), (in_flight_module, "Executor")], ids=["step", "start"]
+    ("module", "name"), [(executor_module, "reduce_into"), (in_flight_module, "PythonExecutor")], ids=["step", "start"]
 )
 def test_an_operation_that_fails_unexpectedly_ends_on_all_ranks_and_the_next_one_works(
     make_world, monkeypatch, module, name

@@ -187,6 +187,8 @@ def test_the_ports_stay_where_they_are_free_and_change_where_they_are_not() -> N
 class Refusing:
     """An engine that goes on from no other socket; it closes the one that it is given."""
 
+    collectives = None
+
     def __init__(self, error: Exception) -> None:
         self.error = error
 

@@ -1,0 +1,204 @@
+"""The native executor beside the Python one, over real sockets: the same bits, errors with names, no event a chunk."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from patience import LIMIT_S, wait_until
+
+from hive_qos.errors import CancelledError, ConnectionLostError, HiveError, PeerError, TimedOutError
+from transport import Group, MemoryRendezvous, Priority, ReduceOp, Settings
+from transport.mesh.endpoint import Endpoint
+from transport.tensors import TensorView
+
+pytest.importorskip("hive_qos_native", reason="the native engine is not built here")
+
+NATIVE = Settings(
+    listen="127.0.0.1", broker="off", engine="native", job_secret=b"secret of the test", chunk_bytes=8 * 1024
+)
+PYTHON = replace(NATIVE, native_collectives=False)
+AIOQUIC = replace(PYTHON, engine="aioquic")
+MIXED = [NATIVE, PYTHON, NATIVE]
+DTYPES = ["float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "bool", "complex64"]
+SEEDS = range(40)
+
+
+class World:
+    """Ranks as threads of this process."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(16)
+        self._groups: list[Group] = []
+
+    def connect(self, settings: list[Settings]) -> list[Group]:
+        store = MemoryRendezvous()
+
+        def one(rank: int) -> Group:
+            size = len(settings)
+            return Group.connect(
+                store,
+                rank=rank,
+                world_size=size,
+                settings=settings[rank],
+                connect_timeout_s=LIMIT_S,
+                timeout_s=60.0,
+            )
+
+        groups = list(self._pool.map(one, range(len(settings))))
+        self._groups += groups
+        return groups
+
+    def close(self) -> None:
+        list(self._pool.map(lambda group: group.close(), self._groups))
+        self._pool.shutdown()
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    world = World()
+    yield world
+    world.close()
+
+
+def random_calls(groups: list[Group], seed: int) -> list[bytes]:
+    """One random collective on every rank, of which the seed says everything; the bytes that each rank then has."""
+    random = np.random.default_rng(seed)
+    size = len(groups)
+    dtype = DTYPES[random.integers(len(DTYPES))]
+    item = {"bfloat16": 2, "bool": 1}.get(dtype) or np.dtype(dtype).itemsize
+    elems = int(random.choice([0, 1, 17, 5000, 40_000]))
+    ops = [ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX]
+    op = ops[random.integers(1 if dtype in ("bool", "complex64") else len(ops))]
+    root = int(random.integers(size))
+    priority = Priority(int(random.integers(1, 5)))
+
+    def tensors(count: int = 1) -> list[list[Any]]:
+        rows = random.integers(0, 2 if dtype == "bool" else 256, (size, count, elems * item), np.uint8)
+        if "float" in dtype or "complex" in dtype:
+            rows[..., item - 1 :: item] &= 0x3F  # numbers of no great exponent: sums of NaN prove nothing
+        return [[TensorView(row.copy().data, dtype=dtype, shape=(elems,)) for row in of_rank] for of_rank in rows]
+
+    mine, others = tensors(), tensors(size)
+    operation = random.integers(7)
+    works = []
+    for rank, group in enumerate(groups):
+        own, parts = mine[rank][0], others[rank]
+        match operation:
+            case 0:
+                work = group.allreduce(own, op, priority=priority)
+            case 1:
+                work = group.broadcast(own, root, priority=priority)
+            case 2:
+                work = group.reduce(own, root, op, priority=priority)
+            case 3:
+                work = group.all_gather(parts, own, priority=priority)
+            case 4:
+                work = group.reduce_scatter(own, parts, op, priority=priority)
+            case 5:
+                work = group.all_to_all(parts, tensors(size)[rank], priority=priority)
+            case _:
+                work = group.barrier()
+        works.append(work)
+    for work in works:
+        work.wait(LIMIT_S)
+        assert work.bytes_done == work.bytes_total, work
+    return [
+        b"".join(bytes(view.data) for view in (*mine[rank], *others[rank]))
+        for rank in range(size)
+        if operation != 2 or rank == root
+    ]
+
+
+def test_both_executors_give_the_same_bits_also_in_one_group(world):
+    mixed, python, engines = (world.connect(one) for one in (MIXED, [PYTHON] * 3, [NATIVE, AIOQUIC, NATIVE]))
+    for seed in SEEDS:
+        wanted = random_calls(python, seed)
+        assert random_calls(mixed, seed) == wanted, seed
+        assert random_calls(engines, seed) == wanted, seed
+
+
+def test_python_hears_of_a_collective_and_not_of_its_chunks(world, monkeypatch):
+    groups = world.connect([NATIVE, NATIVE])
+    heard: Counter[str] = Counter()
+    handle = Endpoint._handle
+
+    def count(self: Endpoint, event: Any) -> None:
+        heard[type(event).__name__] += 1
+        handle(self, event)
+
+    monkeypatch.setattr(Endpoint, "_handle", count)
+    tensors = [np.ones(1 << 18, np.float32) for _ in groups]  # 128 chunks
+    works = [group.allreduce(tensor) for group, tensor in zip(groups, tensors, strict=True)]
+    for work in works:
+        work.wait(LIMIT_S)
+    assert all((tensor == 2).all() for tensor in tensors)
+    # What comes before this rank has begun is told, because nobody knows yet whether it is of the right call.
+    told = heard.pop("UnexpectedMessage", 0)
+    assert heard == {"CollectiveEnded": 2}
+    assert told < 128
+
+
+def error_of(work: Any) -> HiveError:
+    with pytest.raises(HiveError) as caught:
+        work.wait(LIMIT_S)
+    return caught.value
+
+
+@pytest.mark.parametrize("settings", [[NATIVE] * 3, MIXED], ids=["alike", "mixed"])
+def test_ranks_that_call_different_things_are_named(world, settings):
+    groups = world.connect(settings)
+    sizes = [4000, 4000, 5000]
+    works = [group.allreduce(np.ones(size, np.float32)) for group, size in zip(groups, sizes, strict=True)]
+    errors = [error_of(work) for work in works]
+    assert all(isinstance(error, PeerError) for error in errors), errors
+    assert all(re.search("rank[ -][012]", str(error)) for error in errors), errors
+    tensors = [np.ones(10, np.float32) for _ in groups]  # and they go on together
+    for work in [group.allreduce(tensor) for group, tensor in zip(groups, tensors, strict=True)]:
+        work.wait(LIMIT_S)
+    assert all((tensor == 3).all() for tensor in tensors)
+
+
+def test_a_rank_that_leaves_is_named_and_the_tensors_are_given_back(world):
+    groups = world.connect([NATIVE] * 3)
+    lent = [bytearray(4_000_000) for _ in groups[:2]]
+    works = [group.allreduce(TensorView.of(one, writable=True)) for group, one in zip(groups, lent, strict=False)]
+    with pytest.raises(BufferError):
+        lent[0].append(0)
+    groups[2].close()
+    for work, one in zip(works, lent, strict=True):
+        error = error_of(work)
+        assert isinstance(error, ConnectionLostError | CancelledError), error
+        assert "2" in str(error)
+        del error
+        wait_until(lambda one=one: resized(one), what=lambda: "the tensor is lent no more")
+
+
+def resized(one: bytearray) -> bool:
+    try:
+        one.append(0)
+    except BufferError:
+        return False
+    return True
+
+
+def test_a_rank_that_does_not_come_is_named_when_the_time_is_over(world):
+    groups = world.connect([NATIVE] * 3)
+    works = [group.allreduce(np.ones(100_000, np.float32), timeout_s=0.5) for group in groups[:2]]
+    errors = [error_of(work) for work in works]
+    assert any(isinstance(error, TimedOutError) and "waiting for rank" in str(error) for error in errors), errors
+    timed_out = [str(error) for error in errors if isinstance(error, TimedOutError)]
+    assert all("2" in said.partition("waiting for rank")[2] for said in timed_out), timed_out
+
+
+def test_closing_ends_what_runs(world):
+    groups = world.connect([NATIVE] * 2)
+    work = groups[0].allreduce(np.ones(100_000, np.float32))
+    groups[0].close()
+    assert isinstance(error_of(work), CancelledError)
