@@ -11,13 +11,16 @@ help: ## Show these lines
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { printf "\n%s\n", substr($$0, 5) } /^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 ##@ See it
-.PHONY: demo bench bench-broker bench-processor bench-nightly
+.PHONY: demo bench bench-collectives bench-broker bench-processor bench-nightly
 demo: setup ## Train on two hosts while storage floods their link, five minutes; DEMO=--strict judges it
 	@$(BIN)/python -m tools.demo run --output out/demo $(DEMO)
 
 bench: setup ## Engines beside Gloo, iperf3, kernel TCP, half an hour; BENCH="--quick loopback" for less
 	@bash tools/bench/setup.sh
 	@$(BIN)/python -m tools.bench $(BENCH)
+
+bench-collectives: setup ## Collectives beside Gloo on several networks, hours; BENCH="--quick lan" for less
+	@$(BIN)/python -m tools.collectivesbench $(BENCH)
 
 bench-broker: setup ## The broker beside what tc can do, nearly two hours; BENCH="--quick sender" for less
 	@$(BIN)/python -m tools.brokerbench $(BENCH)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from tools.bench import machine
 from tools.bench.contenders import Contender
@@ -25,26 +25,39 @@ FAILURES_MAX = 2
 """A contender that failed so often in a scenario is left alone: each failure may cost a time limit."""
 
 
-class Run:
-    """What all scenarios of one run share."""
+class Named(Protocol):
+    """Anything with a name in records and tables."""
 
-    def __init__(self, settings: Settings, folder: Path, writer: Writer, say: Callable[[str], None]) -> None:
-        self.settings, self.folder, self._writer, self._say = settings, folder, writer, say
-        self._due_s = time.monotonic() + settings.run_seconds_max
+    @property
+    def name(self) -> str:
+        """It."""
+
+
+class Attempts:
+    """Records of a run, its failures among them, and its end in time.
+
+    Args:
+        say: takes a line of what goes on.
+        run_seconds_max: no measurement begins after so long.
+    """
+
+    def __init__(self, writer: Writer, say: Callable[[str], None], *, run_seconds_max: float) -> None:
+        self._writer, self.say = writer, say
+        self._due_s = time.monotonic() + run_seconds_max
         self._failures: dict[tuple[str, str], int] = {}
 
-    def write(self, scenario: str, contender: Contender, **fields: Any) -> None:
+    def write(self, scenario: str, contender: Named, **fields: Any) -> None:
         """Write one record."""
         self._writer.write({"scenario": scenario, "contender": contender.name, **fields})
 
-    def failed(self, scenario: str, contender: Contender, error: Exception) -> None:
+    def failed(self, scenario: str, contender: Named, error: Exception) -> None:
         """Write down that a contender could not be measured."""
         key = (scenario, contender.name)
         self._failures[key] = self._failures.get(key, 0) + 1
         self.write(scenario, contender, kind="failure", error=str(error))
-        self._say(f"{scenario}: {contender.name}: {error}")
+        self.say(f"{scenario}: {contender.name}: {error}")
 
-    def may(self, scenario: str, contender: Contender) -> bool:
+    def may(self, scenario: str, contender: Named) -> bool:
         """Whether it is worth trying, and there is time; the first time that there is none is written down."""
         key = (scenario, contender.name)
         if self._failures.get(key, 0) >= FAILURES_MAX:
@@ -56,12 +69,20 @@ class Run:
         return True
 
     @contextmanager
-    def guarded(self, scenario: str, contender: Contender) -> Iterator[None]:
+    def guarded(self, scenario: str, contender: Named) -> Iterator[None]:
         """Turn what goes wrong inside into a record."""
         try:
             yield
         except (BenchError, LabError, OSError, subprocess.SubprocessError) as error:
             self.failed(scenario, contender, error)
+
+
+class Run(Attempts):
+    """What all scenarios of one run share."""
+
+    def __init__(self, settings: Settings, folder: Path, writer: Writer, say: Callable[[str], None]) -> None:
+        super().__init__(writer, say, run_seconds_max=settings.run_seconds_max)
+        self.settings, self.folder = settings, folder
 
     def pairs(
         self, stack: ExitStack, scenario: str, contenders: Sequence[Contender], first: Place, second: Place
@@ -97,7 +118,7 @@ class Run:
                         self.write(
                             scenario, pair.contender, case=case, repetition=repetition, **{"machine": used, **record}
                         )
-            self._say(f"{scenario}: {case}: turn {repetition + 1} of {repetitions}")
+            self.say(f"{scenario}: {case}: turn {repetition + 1} of {repetitions}")
 
 
 @contextmanager

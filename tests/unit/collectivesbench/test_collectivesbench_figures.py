@@ -1,0 +1,143 @@
+"""Bounds, figures and goals of the collectives' benchmark, from records whose figures are easy to see."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from tools.collectivesbench import bounds, figures, networks, report
+from tools.collectivesbench.bounds import WIRE
+from tools.collectivesbench.contenders import competing, forced
+from tools.collectivesbench.networks import Network
+from tools.collectivesbench.settings import MIB, QUICK, Settings
+
+M = 16 * MIB
+HEAD = {"kind": "run"}
+
+
+def record(
+    contender: str,
+    seconds: float,
+    *,
+    scenario: str = "lan",
+    network: Network | None = None,
+    repetition: int = 0,
+    size: int = M,
+    cpu_s: float = 0.1,
+    python_s: float = 0.005,
+) -> dict[str, Any]:
+    """One turn of one operation, whose ranks start one after another and end together."""
+    network = network or networks.equal(2)
+    ranks = [
+        {"begin_s": 100.0 + rank / 1000, "end_s": 100.0 + seconds, "cpu_s": cpu_s, "python_s": python_s}
+        for rank in range(network.ranks)
+    ]
+    machine = {"busy_s": 1.0, "relay_s": 0.0, "seconds": seconds, "stolen_s": 0.0, "cores": 2}
+    return {
+        "kind": "collective", "scenario": scenario, "case": network.name, "contender": contender,
+        "operation": "all_reduce", "bytes": size, "count": 1, "repetition": repetition,
+        "network": asdict(network), "machine": machine, "ranks": ranks,
+    }  # fmt: skip
+
+
+def goal(found: dict[str, Any], part: str) -> dict[str, Any]:
+    (entry,) = [entry for entry in found["goals"] if part in entry["name"]]
+    return dict(entry)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_equal_links_need_a_ring_s_bytes_for_an_all_reduce(ranks: int) -> None:
+    wire_bits = 8 * M * WIRE
+    found = bounds.links_s(networks.equal(ranks), "all_reduce", M)
+    assert found == pytest.approx(2 * (ranks - 1) / ranks * wire_bits / 1e9)
+    for operation in ("all_gather", "reduce_scatter", "all_to_all"):
+        assert bounds.links_s(networks.equal(ranks), operation, M) == pytest.approx(found / 2)
+
+
+def test_a_slow_link_needs_no_more_than_the_tensor_for_an_all_reduce() -> None:
+    assert bounds.links_s(networks.uneven(), "all_reduce", M) == pytest.approx(8 * M * WIRE / 25e6)
+
+
+def test_two_sites_have_to_exchange_one_tensor_and_wait_for_one_way() -> None:
+    sites, wire_s = networks.two_sites(), 8 * M * WIRE / 100e6
+    assert bounds.links_s(sites, "all_reduce", M) == pytest.approx(wire_s + 0.02)
+    assert bounds.links_s(sites, "broadcast", M) == pytest.approx(wire_s + 0.02)
+    assert bounds.links_s(sites, "all_gather", M) == pytest.approx(wire_s / 2 + 0.02)
+    assert bounds.links_s(sites, "all_to_all", M) == pytest.approx(wire_s + 0.02)
+
+
+def test_ranks_of_one_host_have_no_links_bound_and_an_unknown_operation_is_refused() -> None:
+    assert bounds.links_s(networks.one_host(4), "all_reduce", M) == 0.0
+    with pytest.raises(KeyError):
+        bounds.links_s(networks.equal(2), "gossip", M)
+
+
+def test_a_turn_lasts_from_the_first_start_to_the_last_end_and_counts_the_mean_rank_s_cpu() -> None:
+    found = figures.collective(record("hive", 0.5))
+    assert found["seconds"] == pytest.approx(0.5)
+    assert found["cpu_s_per_gb"] == pytest.approx(0.1 * 1e9 / M)
+    assert found["python_share"] == pytest.approx(0.05)
+    assert found["processors_s"] == pytest.approx(0.1)
+    assert found["bound_s"] == max(found["links_s"], found["processors_s"])
+
+
+def test_a_row_of_operations_counts_for_each_of_them() -> None:
+    four = record("hive", 2.0) | {"count": 4}
+    assert figures.collective(four)["seconds"] == pytest.approx(0.5)
+    assert figures.collective(four)["cpu_s_per_gb"] == pytest.approx(0.025 * 1e9 / M)
+
+
+def test_a_goal_takes_the_faster_gloo_within_each_repetition() -> None:
+    rows = []
+    for repetition, slow in enumerate((1.0, 3.0, 1.1)):
+        rows += [record("hive", 0.2 * slow, repetition=repetition)]
+        rows += [record("gloo cubic", 0.3 * slow, repetition=repetition)]
+        rows += [record("gloo bbr", 0.8 * slow, repetition=repetition)]
+    found = report.compute(HEAD, rows)
+    entry = goal(found, "2 ranks, all_reduce of 16 to 64 MiB")
+    assert entry["value"] == pytest.approx(1.5)
+    assert entry["allowed"] == pytest.approx(0.3 * 1.1 / bounds.links_s(networks.equal(2), "all_reduce", M))
+    assert entry["passed"] is True
+    assert entry["where"] == "all_reduce of 16 MiB"
+
+
+def test_the_worst_size_decides_and_what_was_not_measured_passes_nothing() -> None:
+    rows = [record("hive", 0.2), record("gloo cubic", 0.3)]
+    rows += [record("hive", 1.4, size=64 * MIB), record("gloo cubic", 1.0, size=64 * MIB)]
+    found = report.compute(HEAD, rows)
+    entry = goal(found, "2 ranks, all_reduce of 16 to 64 MiB")
+    assert (entry["where"], entry["passed"]) == ("all_reduce of 64 MiB", False)
+    assert goal(found, "4 ranks, all_reduce of 16 to 64 MiB")["passed"] is None
+
+
+def test_a_latency_goal_is_hive_s_time_of_gloo_s() -> None:
+    rows = [record("hive", 0.0011, size=1024), record("gloo cubic", 0.001, size=1024)]
+    entry = goal(report.compute(HEAD, rows), "2 ranks, under 64 KiB")
+    assert entry["value"] == pytest.approx(1.1)
+    assert entry["passed"] is True
+
+
+def test_the_first_repetition_is_in_no_figure() -> None:
+    rows = [record("hive", 9.0, repetition=-1), record("hive", 0.2), record("gloo cubic", 0.3)]
+    cell = report.compute(HEAD, rows)["cells"][0]
+    assert cell["figures"]["seconds"]["n"] == 1
+    assert cell["figures"]["seconds"]["high"] == pytest.approx(0.2)
+
+
+def test_a_forced_algorithm_competes_beside_the_chosen_one_and_one_host_needs_one_gloo() -> None:
+    names = [contender.name for contender in competing(algorithms=["ring"])]
+    assert names == ["hive", "hive ring", "gloo cubic", "gloo bbr"]
+    assert forced("ring").environment == (("HIVE_ALGORITHM", "ring"),)
+    assert [contender.name for contender in competing(one_host=True)] == ["hive", "gloo cubic"]
+
+
+def test_small_operations_are_repeated_and_large_ones_are_not() -> None:
+    settings = Settings()
+    assert settings.row(1024) == 32
+    assert settings.row(MIB) == 4
+    assert settings.row(256 * MIB) == 1
+    assert settings.repetitions >= 5
+    assert QUICK.repeated(None) is QUICK
+    assert QUICK.repeated(7).repetitions == 7

@@ -1,0 +1,43 @@
+"""Who competes: Gloo over TCP with either congestion control, and `hive` as it comes or with an algorithm forced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+CUBIC, BBR = "cubic", "bbr"
+ALGORITHM = "HIVE_ALGORITHM"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """One way to carry out a collective, always through `torch.distributed`.
+
+    Args:
+        name: in records and tables.
+        backend: of `torch.distributed`.
+        congestion: of TCP on its hosts; without effect on `hive`.
+        environment: names and values of its processes' own variables.
+    """
+
+    name: str
+    backend: str
+    congestion: str = CUBIC
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+GLOO = Contender(name="gloo cubic", backend="gloo")
+GLOO_BBR = Contender(name="gloo bbr", backend="gloo", congestion=BBR)
+HIVE = Contender(name="hive", backend="hive")
+GLOOS = (GLOO.name, GLOO_BBR.name)
+
+
+def forced(algorithm: str) -> Contender:
+    """Hive with the algorithm of that name for everything."""
+    return Contender(name=f"hive {algorithm}", backend="hive", environment=((ALGORITHM, algorithm),))
+
+
+def competing(*, algorithms: Sequence[str] = (), one_host: bool = False) -> tuple[Contender, ...]:
+    """All of a run; on one host TCP's congestion control is nothing that a turn could tell apart."""
+    gloos = (GLOO,) if one_host else (GLOO, GLOO_BBR)
+    return (HIVE, *map(forced, algorithms), *gloos)

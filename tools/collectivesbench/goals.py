@@ -1,0 +1,103 @@
+"""What `hive` has to reach, beside what was found and what links and processors would allow: pure.
+
+Where a goal covers several sizes or operations, the worst one counts and is named. "Gloo" is the faster one of cubic
+and BBR, cell by cell, unless the goal names one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from hive_qos.units import format_size
+from tools.collectivesbench.contenders import GLOO, GLOO_BBR, HIVE
+from tools.collectivesbench.settings import KIB, MIB
+
+Cell: TypeAlias = Mapping[str, Any]
+Found: TypeAlias = tuple[float, str, float | None]
+"""A value, the operation and size that it is of, and what links and processors allow there."""
+
+
+def goals(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """Every goal in the order of the scenarios; `value` and `passed` are None where it was not measured."""
+    ours = [cell for cell in cells if cell["contender"] == HIVE.name]
+    entries: list[dict[str, Any]] = []
+    for case, least in (("1 Gbit/s, 2 ranks", 1.3), ("1 Gbit/s, 4 ranks", 1.5)):
+        large = _of(ours, "lan", case, lambda cell: 16 * MIB <= cell["bytes"] <= 64 * MIB and _sums(cell))
+        entries.append(_at_least(f"1  {case}, all_reduce of 16 to 64 MiB: times Gloo", least, map(_of_gloo, large)))
+    for case in _cases(ours, "lan", default="1 Gbit/s"):
+        upper = _of(ours, "lan", case, lambda cell: cell["bytes"] >= 256 * KIB)
+        entries.append(_at_least(f"1  {case}, from 256 KiB: times Gloo", 1.0, map(_of_gloo, upper)))
+        small = _of(ours, "lan", case, lambda cell: cell["bytes"] < 64 * KIB)
+        entries.append(_at_most(f"1  {case}, under 64 KiB: of Gloo's latency", 1.2, map(_latency, small)))
+    largest = _largest(_of(ours, "uneven", "", _sums))
+    entries.append(_at_least("2  100/100/100/25 Mbit/s: times Gloo", 1.35, map(_of_gloo, largest)))
+    largest = _largest(_of(ours, "sites", "", _sums))
+    for reference, least in ((GLOO_BBR.name, 1.5), (GLOO.name, 25.0)):
+        values = [_times(cell, reference) for cell in largest]
+        entries.append(_at_least(f"3  two sites: times {reference}", least, values))
+    busy = [cell for cell in ours if cell["bytes"] >= MIB and "python_share" in cell["figures"]]
+    shares = [(cell["figures"]["python_share"]["median"], _what(cell, case=True), None) for cell in busy]
+    entries.append(_at_most("6  Python's share of CPU, from 1 MiB", 0.1, shares))
+    for case in _cases(ours, "host", default="one host"):
+        large = _of(ours, "host", case, lambda cell: cell["bytes"] >= MIB)
+        entries.append(_at_least(f"6  {case}, from 1 MiB: times Gloo's loopback", 1.0, map(_of_gloo, large)))
+    return entries
+
+
+def _cases(cells: Sequence[Cell], scenario: str, *, default: str) -> list[str]:
+    return list(dict.fromkeys(cell["case"] for cell in cells if cell["scenario"] == scenario)) or [default]
+
+
+def _of(cells: Sequence[Cell], scenario: str, case: str, wanted: Callable[[Cell], bool]) -> list[Cell]:
+    """Those of a scenario, and of a case unless that is ""."""
+    return [c for c in cells if c["scenario"] == scenario and case in ("", c["case"]) and wanted(c) and c["times"]]
+
+
+def _sums(cell: Cell) -> bool:
+    return bool(cell["operation"] == "all_reduce")
+
+
+def _largest(cells: Sequence[Cell]) -> list[Cell]:
+    return [cell for cell in cells if cell["bytes"] == max(each["bytes"] for each in cells)]
+
+
+def _times(cell: Cell, reference: str) -> Found | None:
+    if reference not in cell["times"]:
+        return None
+    return cell["times"][reference]["median"], _what(cell), cell["allowed"].get(reference)
+
+
+def _of_gloo(cell: Cell) -> Found | None:
+    """Beside the faster Gloo."""
+    return _times(cell, min(cell["times"], key=lambda name: cell["times"][name]["median"]))
+
+
+def _latency(cell: Cell) -> Found | None:
+    found = _of_gloo(cell)
+    if found is None:
+        return None
+    times, what, allowed = found
+    return 1 / times, what, 1 / allowed if allowed else None
+
+
+def _what(cell: Cell, *, case: bool = False) -> str:
+    text = f"{cell['operation']} of {format_size(cell['bytes'])}"
+    return f"{cell['case']}: {text}" if case else text
+
+
+def _at_least(name: str, bound: float, values: Iterable[Found | None]) -> dict[str, Any]:
+    worst = min((value for value in values if value is not None), key=lambda value: value[0], default=None)
+    return _entry(name, worst, at_least=bound)
+
+
+def _at_most(name: str, bound: float, values: Iterable[Found | None]) -> dict[str, Any]:
+    worst = max((value for value in values if value is not None), key=lambda value: value[0], default=None)
+    return _entry(name, worst, at_most=bound)
+
+
+def _entry(name: str, found: Found | None, **bound: float) -> dict[str, Any]:
+    value, where, allowed = found or (None, "", None)
+    ((side, limit),) = bound.items()
+    passed = None if value is None else (value >= limit if side == "at_least" else value <= limit)
+    return {"name": name, "value": value, "where": where, "allowed": allowed, side: limit, "passed": passed}

@@ -1,0 +1,101 @@
+"""The networks that collectives are measured on, as values; and each as hosts and links of the lab."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tools.lab import Lab
+
+ROUTER = "r"
+LOCAL_BITS_PER_S = 1_000_000_000
+"""Of a host's link inside its site: ten times what leads to the other one, so that it is never what counts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """One rank a host, all links meeting in a router; or sites with a router each; or all ranks on this machine.
+
+    Args:
+        name: in records and tables.
+        links_bits_per_s: of each rank's host, in rank order. 0: no limit.
+        site_ranks: how many ranks each of two sites has, in rank order; () where all are in one place.
+        between_bits_per_s, one_way_s, loss: the link between both sites, each way. They are 0 without sites.
+        buffer_s: the queue of every link, in time at its rate.
+        one_host: all ranks use this machine's loopback, and there is no lab.
+    """
+
+    name: str
+    links_bits_per_s: tuple[int, ...]
+    site_ranks: tuple[int, ...] = ()
+    between_bits_per_s: int = 0
+    one_way_s: float = 0.0
+    loss: float = 0.0
+    buffer_s: float = 0.1
+    one_host: bool = False
+
+    @property
+    def ranks(self) -> int:
+        """How many there are."""
+        return len(self.links_bits_per_s)
+
+    def site_of(self, rank: int) -> int:
+        """Which site a rank is in."""
+        end = 0
+        for site, ranks in enumerate(self.site_ranks):
+            end += ranks
+            if rank < end:
+                return site
+        return 0
+
+
+def equal(ranks: int) -> Network:
+    """1 Gbit/s to each rank. 10 ms of queue are 1.25 MB a port, as a switch has."""
+    return Network(name=f"1 Gbit/s, {ranks} ranks", links_bits_per_s=(1_000_000_000,) * ranks, buffer_s=0.01)
+
+
+def uneven() -> Network:
+    """Four ranks, one of them behind a quarter of the others' rate."""
+    return Network(name="100/100/100/25 Mbit/s", links_bits_per_s=(100_000_000,) * 3 + (25_000_000,))
+
+
+def two_sites() -> Network:
+    """Two sites of two: 100 Mbit/s, 40 ms there and back, 0.5 % loss each way."""
+    return Network(
+        name="two sites of two",
+        links_bits_per_s=(LOCAL_BITS_PER_S,) * 4,
+        site_ranks=(2, 2),
+        between_bits_per_s=100_000_000,
+        one_way_s=0.02,
+        loss=0.005,
+    )
+
+
+def one_host(ranks: int) -> Network:
+    """All ranks on this machine."""
+    return Network(name=f"one host, {ranks} ranks", links_bits_per_s=(0,) * ranks, one_host=True)
+
+
+def falling() -> Network:
+    """Four ranks at 100 Mbit/s; the last one's link is to lose rate while they train."""
+    return Network(name="100 Mbit/s, one falls to 25", links_bits_per_s=(100_000_000,) * 4)
+
+
+def lab_of(network: Network, *, congestion: str) -> Lab:
+    """Declare the network with TCP's congestion control on all hosts; rank 3's host is `h3`."""
+    lab = Lab("bench-collectives")
+    for site in range(len(network.site_ranks) or 1):
+        lab.router(f"{ROUTER}{site}")
+    for rank, rate_bits_per_s in enumerate(network.links_bits_per_s):
+        lab.host(f"h{rank}", congestion=congestion)
+        router = f"{ROUTER}{network.site_of(rank)}"
+        lab.link(f"h{rank}", router, rate_bits_per_s=rate_bits_per_s, buffer_s=network.buffer_s)
+    if network.site_ranks:
+        lab.link(
+            f"{ROUTER}0",
+            f"{ROUTER}1",
+            rate_bits_per_s=network.between_bits_per_s,
+            delay_s=network.one_way_s,
+            loss=network.loss,
+            buffer_s=network.buffer_s,
+        )
+    return lab

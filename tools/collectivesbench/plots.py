@@ -1,0 +1,60 @@
+"""A plot for each scenario: time over payload, with the spread over repetitions and what the links allow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+
+from tools.collectivesbench.table import TITLES
+
+Cell: TypeAlias = Mapping[str, Any]
+COLOURS = {"hive": "#3267a8", "gloo cubic": "#c8553d", "gloo bbr": "#e3a857"}
+OTHER = "#6a4c93"
+
+
+def draw(report: Mapping[str, Any], directory: Path) -> list[Path]:
+    """Draw every scenario that was run into PNG files: a row for each operation, a column for each network."""
+    made = []
+    for scenario, title in TITLES.items():
+        cells = [cell for cell in report["cells"] if cell["scenario"] == scenario]
+        if not cells:
+            continue
+        cases, operations = (list(dict.fromkeys(cell[name] for cell in cells)) for name in ("case", "operation"))
+        size = (4.6 * len(cases), 3.2 * len(operations) + 0.8)
+        figure, axes = plt.subplots(len(operations), len(cases), figsize=size, layout="constrained", squeeze=False)
+        for row, operation in enumerate(operations):
+            for column, case in enumerate(cases):
+                panel = axes[row][column]
+                _lines(panel, [c for c in cells if (c["operation"], c["case"]) == (operation, case)])
+                panel.set_title(f"{operation}, {case}", fontsize=9)
+        figure.legend(*axes[0][0].get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=5)
+        figure.suptitle(title)
+        made.append(directory / f"{scenario}.png")
+        figure.savefig(made[-1], dpi=110)
+        plt.close(figure)
+    return made
+
+
+def _lines(axes: Axes, cells: list[Cell]) -> None:
+    for contender in dict.fromkeys(cell["contender"] for cell in cells):
+        mine = sorted((cell for cell in cells if cell["contender"] == contender), key=lambda cell: int(cell["bytes"]))
+        sizes = [cell["bytes"] / 2**20 for cell in mine]
+        low, middle, high = ([c["figures"]["seconds"][key] for c in mine] for key in ("low", "median", "high"))
+        below, above = ([abs(m - e) for m, e in zip(middle, ends, strict=True)] for ends in (low, high))
+        style = {"color": COLOURS.get(contender, OTHER), "marker": "o", "markersize": 4, "capsize": 2}
+        axes.errorbar(sizes, middle, yerr=[below, above], label=contender, **style)  # type: ignore[arg-type]
+        if contender == "hive" and any(cell["figures"]["links_s"]["median"] for cell in mine):
+            bound_s = [cell["figures"]["links_s"]["median"] for cell in mine]
+            axes.plot(sizes, bound_s, color="#888888", linestyle=":", marker=".", label="links' bound")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xlabel("MiB")
+    axes.set_ylabel("seconds")
+    axes.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,1 @@
+"""The processes that are measured: one rank each."""

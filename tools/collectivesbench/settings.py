@@ -1,0 +1,84 @@
+"""How much of everything a run measures: a whole one takes hours, a quick one at most four minutes on two cores."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+KIB, MIB = 2**10, 2**20
+ALL = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
+OTHERS = ALL[1:]
+SIZES = tuple(KIB * 4**power for power in range(10))
+"""1 KiB to 256 MiB."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """Operations, each with every payload; `bounds.PAYLOADS` says what a payload is."""
+
+    operations: tuple[str, ...]
+    payload_bytes: tuple[int, ...]
+
+
+def _all_sweeps() -> Mapping[str, tuple[Sweep, ...]]:
+    """Smaller payloads behind slow links. Gloo over cubic takes 45 s for 16 MiB between two sites."""
+    return {
+        "lan": (Sweep(operations=ALL, payload_bytes=SIZES),),
+        "uneven": (Sweep(operations=ALL, payload_bytes=(*SIZES[:7], 16 * MIB)),),
+        "sites": (
+            Sweep(operations=("all_reduce",), payload_bytes=(*SIZES[:7], 16 * MIB)),
+            Sweep(operations=OTHERS, payload_bytes=(KIB, 64 * KIB, MIB, 4 * MIB)),
+        ),
+        "host": (Sweep(operations=ALL, payload_bytes=SIZES),),
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One run.
+
+    Args:
+        repetitions: turns of the contenders; figures are medians over them. One more comes first and counts nowhere.
+        worlds: numbers of ranks at 1 Gbit/s and on one host.
+        sweeps: what is measured on the network of each scenario.
+        row_bytes: small operations are repeated in one turn until so much was passed, `row_max` times at most.
+        one_s_max: a turn that takes longer fails.
+        run_seconds_max: no measurement begins after this; the report says what is missing.
+    """
+
+    repetitions: int = 5
+    worlds: tuple[int, ...] = (2, 4, 8)
+    sweeps: Mapping[str, tuple[Sweep, ...]] = field(default_factory=_all_sweeps)
+    row_bytes: int = 4 * MIB
+    row_max: int = 32
+    one_s_max: float = 300.0
+    run_seconds_max: float = 6 * 3600.0
+
+    def row(self, payload_bytes: int) -> int:
+        """How many operations of a payload one turn does in a row."""
+        return max(1, min(self.row_max, self.row_bytes // payload_bytes))
+
+    def repeated(self, repetitions: int | None) -> Settings:
+        """Have every measurement repeated so often; None changes nothing."""
+        return self if repetitions is None else dataclasses.replace(self, repetitions=repetitions)
+
+    def as_record(self) -> dict[str, Any]:
+        """Give the values for the records."""
+        return dataclasses.asdict(self)
+
+
+QUICK = Settings(
+    repetitions=3,
+    worlds=(2, 4),
+    sweeps={
+        "lan": (Sweep(operations=("all_reduce",), payload_bytes=(16 * KIB, MIB, 16 * MIB)),),
+        "uneven": (Sweep(operations=("all_reduce",), payload_bytes=(4 * MIB,)),),
+        "sites": (Sweep(operations=("all_reduce",), payload_bytes=(2 * MIB,)),),
+        "host": (Sweep(operations=("all_reduce",), payload_bytes=(16 * KIB, 16 * MIB)),),
+    },
+    row_bytes=MIB,
+    one_s_max=60.0,
+    run_seconds_max=225.0,
+)

@@ -1,0 +1,85 @@
+"""The report as tables, in a terminal and as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from hive_qos.units import format_size
+from tools.collectivesbench.contenders import GLOOS
+
+Cell: TypeAlias = Mapping[str, Any]
+Rows: TypeAlias = list[list[str]]
+
+TITLES = {
+    "lan": "1  1 Gbit/s to each rank",
+    "uneven": "2  One rank behind a quarter of the others' rate",
+    "sites": "3  Two sites of two, 100 Mbit/s, 40 ms, 0.5 % loss",
+    "host": "6  Ranks of one host",
+}
+HEADS = ("network", "operation", "contender", "ms (lowest … highest)", *(f"times {name}" for name in GLOOS))
+HEADS += ("links' bound", "processors'", "CPU s/GB a rank", "Python's")
+GOAL_HEADS = ("goal", "worst", "found", "has to be", "allowed", "")
+NONE = "-"
+
+
+def print_report(console: Console, report: Mapping[str, Any]) -> None:
+    """Print every scenario that was run, what failed, and the goals."""
+    for title, heads, rows in sections(report):
+        table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+        for place, head in enumerate(heads):
+            table.add_column(head, no_wrap=True, justify="left" if place < 2 or head == "contender" else "right")
+        for row in rows:
+            table.add_row(*row, style="bold" if row[2].startswith("hive") else None)
+        console.print(table)
+    for failure in report["failures"]:
+        text = f"Failed: {failure['scenario']}: {failure['contender']}: {failure['error']}"
+        console.print(text, style="red", markup=False, highlight=False)
+
+
+def markdown(report: Mapping[str, Any]) -> str:
+    """The same tables for a document."""
+    lines = []
+    for title, heads, rows in sections(report):
+        lines += [f"### {title}", "", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+        lines += [f"| {' | '.join(row)} |" for row in rows] + [""]
+    return "\n".join(lines)
+
+
+def sections(report: Mapping[str, Any]) -> list[tuple[str, Sequence[str], Rows]]:
+    """Title, heads and rows of each table, the goals last."""
+    found: list[tuple[str, Sequence[str], Rows]] = []
+    for scenario, title in TITLES.items():
+        rows = [_row(cell) for cell in report["cells"] if cell["scenario"] == scenario]
+        if rows:
+            found.append((title, HEADS, rows))
+    return [*found, ("Goals", GOAL_HEADS, [_goal(goal) for goal in report["goals"]])]
+
+
+def _row(cell: Cell) -> list[str]:
+    values, times = cell["figures"], cell["times"]
+    seconds = values["seconds"]
+    row = [cell["case"], f"{cell['operation']} {format_size(cell['bytes'])}", cell["contender"]]
+    row.append(f"{_ms(seconds['median'])} ({_ms(seconds['low'])} … {_ms(seconds['high'])})")
+    row += [f"{times[name]['median']:.2f}" if name in times and name != cell["contender"] else NONE for name in GLOOS]
+    row += [_ms(values["links_s"]["median"]), _ms(values["processors_s"]["median"])]
+    row.append(f"{values['cpu_s_per_gb']['median']:.2f}")
+    return [*row, f"{values['python_share']['median']:.2f}" if "python_share" in values else NONE]
+
+
+def _goal(goal: Mapping[str, Any]) -> list[str]:
+    limit = f"≥ {goal['at_least']:.2f}" if "at_least" in goal else f"≤ {goal['at_most']:.2f}"
+    verdict = {True: "yes", False: "NO", None: "not measured"}[goal["passed"]]
+    return [goal["name"], goal["where"], _number(goal["value"]), limit, _number(goal["allowed"]), verdict]
+
+
+def _number(value: float | None) -> str:
+    return NONE if value is None else f"{value:.2f}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g}" if seconds < 1 else f"{1e3 * seconds:.0f}"
