@@ -75,7 +75,7 @@ def works_and_is_announced(world, heard: Heard) -> bool:
 
 
 def test_who_calls_announces_before_the_transport_s_own_thread_has_woken(make_world):
-    world = make_world(2)
+    world = make_world(2, algorithm="direct")
     heard = Heard(world.groups[0])
     released = threading.Event()
     world.groups[0]._runtime._loop.call(lambda: released.wait(60))  # it is held up
@@ -90,7 +90,7 @@ def test_who_calls_announces_before_the_transport_s_own_thread_has_woken(make_wo
 
 
 def test_an_operation_that_never_begins_ends_its_announcement(make_world):
-    world = make_world(2)
+    world = make_world(2, algorithm="direct")
     heard = Heard(world.groups[0])
     runtime = world.groups[0]._runtime
     released = threading.Event()
@@ -105,7 +105,7 @@ def test_an_operation_that_never_begins_ends_its_announcement(make_world):
 
 
 def test_what_another_rank_has_given_up_is_not_announced(make_world):
-    world = make_world(2)
+    world = make_world(2, algorithm="direct")
     heard = Heard(world.groups[0])
     with pytest.raises(TimedOutError):
         world.groups[1].allreduce(np.ones(30_000), timeout_s=0.1).wait(60)
@@ -133,7 +133,7 @@ def test_a_group_without_one_of_its_ranks_announces_nothing_more(make_world):
 
 
 def test_what_is_to_raise_an_earlier_disagreement_or_comes_after_the_goodbye_is_not_announced(make_world):
-    world = make_world(2)
+    world = make_world(2, algorithm="direct")
     heard = Heard(world.groups[0])
     tasks = world.groups[0]._runtime._in_flight
     tasks._found_late["w"] = PeerError("rank 1", "a test")
@@ -146,7 +146,7 @@ def test_what_is_to_raise_an_earlier_disagreement_or_comes_after_the_goodbye_is_
 
 
 def test_an_interrupt_while_it_is_announced_gives_the_operation_up(make_world, monkeypatch):
-    world = make_world(2)
+    world = make_world(2, algorithm="direct")
     heard = Heard(world.groups[0])
 
     def interrupted(**_: object) -> None:
@@ -165,7 +165,7 @@ def test_an_interrupt_while_it_is_announced_gives_the_operation_up(make_world, m
 def test_an_interrupt_at_any_call_of_a_start_leaves_no_number_that_nobody_is_told_of(make_world):
     """Python looks for signals when a call of C's returns, `next` among them: this does at one after another."""
     turns = 0
-    while is_interrupted(make_world(2), at=turns):
+    while is_interrupted(make_world(2, algorithm="direct"), at=turns):
         turns += 1
     assert turns >= 3, "there are such calls"
 
@@ -200,7 +200,7 @@ def is_interrupted(world: Any, *, at: int) -> bool:
 
 
 def test_an_interrupt_after_the_operation_was_handed_over_ends_it(make_world, monkeypatch):
-    world = make_world(2)
+    world = make_world(2, algorithm="direct")
     heard = Heard(world.groups[0])
     runtime = world.groups[0]._runtime
     call = runtime._loop.call
@@ -225,7 +225,7 @@ def test_an_interrupt_after_the_operation_was_handed_over_ends_it(make_world, mo
 def test_of_several_collectives_that_start_together_an_interrupt_ends_all_and_frees_their_tensors(
     make_world, monkeypatch, at
 ):
-    world = make_world(2)
+    world = make_world(2, algorithm="direct")
     runtime = world.groups[0]._runtime
     real, left = runtime._call_open, at
 
@@ -252,7 +252,7 @@ def test_of_several_collectives_that_start_together_an_interrupt_ends_all_and_fr
 
 
 def test_an_interrupt_while_an_interrupted_call_is_given_up_keeps_nobody_waiting(make_world, monkeypatch):
-    world = make_world(2)
+    world = make_world(2, algorithm="direct")
     heard = Heard(world.groups[0])
 
     def interrupted(*_: object, **__: object) -> None:
@@ -271,7 +271,7 @@ def test_an_interrupt_while_an_interrupted_call_is_given_up_keeps_nobody_waiting
 def test_an_interrupt_while_a_rank_gives_up_leaves_no_number_that_nobody_is_told_of(
     make_world, monkeypatch, handed_over
 ):
-    world = make_world(2)
+    world = make_world(2, algorithm="direct")
     runtime = world.groups[0]._runtime
     real = runtime._call_open
 
@@ -290,7 +290,7 @@ def test_an_interrupt_while_a_rank_gives_up_leaves_no_number_that_nobody_is_told
 
 
 def test_an_announcement_that_fails_fails_its_operation_and_no_other(make_world, monkeypatch):
-    world = make_world(2)
+    world = make_world(2, algorithm="direct")
     heard = Heard(world.groups[0])
 
     def fails(**_: object) -> None:
@@ -308,7 +308,7 @@ def test_an_announcement_that_fails_fails_its_operation_and_no_other(make_world,
 
 def test_a_signal_s_handler_may_close_the_group_while_a_collective_is_announced(make_world, monkeypatch):
     """It runs in the thread that announces. The others still see a departure, and what runs beside it ends."""
-    world = make_world(2)
+    world = make_world(2, algorithm="direct")
     heard = Heard(world.groups[0])
     beside = world.groups[0].allreduce(np.ones(30_000))
     monkeypatch.setattr(heard._link._session, "announce", lambda **_: world.groups[0].close(timeout_s=120.0))
@@ -325,7 +325,7 @@ def test_a_signal_s_handler_may_close_the_group_while_a_collective_is_announced(
 def test_what_is_handed_over_to_a_thread_that_has_ended_raises_instead_of_waiting_for_ever(
     make_world, monkeypatch, operation
 ):
-    group = make_world(2).groups[0]
+    group = make_world(2, algorithm="direct").groups[0]
     calls: dict[str, Callable[[], object]] = {
         "barrier": group.barrier,
         "send": lambda: group.send(np.ones(3), 1),
@@ -345,7 +345,7 @@ def test_what_is_handed_over_to_a_thread_that_has_ended_raises_instead_of_waitin
 
 
 def test_the_transport_s_own_thread_does_not_wait_for_who_announces(make_world):
-    link: BrokerSession = make_world(2).groups[0]._runtime._broker
+    link: BrokerSession = make_world(2, algorithm="direct").groups[0]._runtime._broker
     link.collective_begins(time.monotonic(), "a test", {"10.0.0.2": 30_000})
     with link._announcing:
         within(50.0, lambda: link.collective_ends(time.monotonic(), "a test"))
@@ -356,7 +356,7 @@ def test_the_transport_s_own_thread_does_not_wait_for_who_announces(make_world):
 
 
 def test_one_that_cannot_be_made_fails_and_is_not_announced(make_world, monkeypatch):
-    world = make_world(2)
+    world = make_world(2, algorithm="direct")
     heard = Heard(world.groups[0])
 
     def no_room(*_: object) -> dict[str, int]:
