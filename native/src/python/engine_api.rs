@@ -333,11 +333,6 @@ impl Core {
         py.detach(|| self.engine.context.matcher.held(peer))
     }
 
-    /// The processor's seconds that the thread of each endpoint has used.
-    fn busy(&self, py: Python<'_>) -> Vec<(u64, f64)> {
-        py.detach(|| self.engine.busy())
-    }
-
     /// Bytes of datagrams that all living connections have received, as of their drivers' last look.
     fn received_bytes(&self, py: Python<'_>) -> u64 {
         py.detach(|| self.engine.received_bytes())

@@ -1,6 +1,5 @@
 //! Threads that run tasks, without the GIL.
 
-use std::os::unix::thread::JoinHandleExt;
 use std::thread;
 
 use tokio::runtime::{Builder, Handle};
@@ -9,8 +8,6 @@ use tokio::sync::oneshot;
 /// A thread that runs tasks, until it is told to end.
 pub struct Thread {
     pub handle: Handle,
-    /// The time that it has used on a processor.
-    pub clock: libc::clockid_t,
     end: oneshot::Sender<()>,
     running: thread::JoinHandle<()>,
 }
@@ -28,19 +25,7 @@ impl Thread {
         let running = thread::Builder::new().name("hive-quic".to_owned()).spawn(move || {
             let _ = runtime.block_on(ended); // told, or given up
         })?;
-        let mut clock = 0;
-        // SAFETY: the thread may have ended, but was neither joined nor detached, for `running` has not been dropped: what
-        // it is known by is still its own.
-        let failed = unsafe { libc::pthread_getcpuclockid(running.as_pthread_t(), &mut clock) };
-        if failed != 0 {
-            return Err(std::io::Error::from_raw_os_error(failed));
-        }
-        Ok(Self {
-            handle,
-            clock,
-            end,
-            running,
-        })
+        Ok(Self { handle, end, running })
     }
 
     /// End it; its tasks are dropped where they wait. What it returns is done then.
@@ -48,13 +33,4 @@ impl Thread {
         let _ = self.end.send(()); // it may have failed
         self.running
     }
-}
-
-/// What a thread's clock shows; None where the thread has ended.
-pub fn cpu_seconds(clock: libc::clockid_t) -> Option<f64> {
-    // SAFETY: all zeroes are a valid `timespec`, which consists of plain numbers.
-    let mut time: libc::timespec = unsafe { std::mem::zeroed() };
-    // SAFETY: `time` is there to be written.
-    let failed = unsafe { libc::clock_gettime(clock, &mut time) } != 0;
-    (!failed).then_some(time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9)
 }

@@ -47,7 +47,7 @@ impl Engine {
         hello: Bytes,
         bulk: bool,
     ) -> std::io::Result<()> {
-        let (clock, thread) = (thread.clock, thread.handle.clone());
+        let thread = thread.handle.clone();
         let socket = {
             let _runtime = thread.enter();
             // SAFETY: the caller keeps the descriptor open.
@@ -63,7 +63,6 @@ impl Engine {
             number,
             endpoint,
             thread,
-            clock,
             identity,
             hello,
             bulk,

@@ -19,7 +19,7 @@ use crate::matching::matcher::Matcher;
 use crate::runtime::fault_injection::Faults;
 use crate::runtime::locks::locked;
 use crate::runtime::supervision::{self, OnPanic};
-use crate::runtime::thread::{Thread, cpu_seconds};
+use crate::runtime::thread::Thread;
 use crate::settings::Settings;
 use crate::wire::Code;
 
@@ -137,15 +137,6 @@ impl Engine {
     /// What every connection measured at the last tick.
     pub fn statistics(&self) -> Arc<Vec<ConnectionStatistics>> {
         locked(&self.snapshot).clone()
-    }
-
-    /// The processor's time that the thread of each endpoint has used.
-    pub fn busy(&self) -> Vec<(u64, f64)> {
-        let endpoints = locked(&self.endpoints);
-        let used = endpoints
-            .values()
-            .map(|served| (served.number, cpu_seconds(served.clock)));
-        used.filter_map(|(number, used)| Some((number, used?))).collect()
     }
 
     /// Bytes of datagrams that all living connections have received, as of their drivers' last look.

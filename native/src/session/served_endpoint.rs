@@ -14,7 +14,6 @@ pub(super) struct ServedEndpoint {
     pub(super) number: u64,
     pub(super) endpoint: Endpoint,
     pub(super) thread: Handle,
-    pub(super) clock: libc::clockid_t,
     pub(super) identity: Identity,
     pub(super) hello: Bytes,
     pub(super) bulk: bool,
