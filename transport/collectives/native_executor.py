@@ -16,6 +16,8 @@ class NativeExecutor(Executor):
     _running: int | None = None
 
     def start(self) -> None:
+        if self.error is not None:  # a message that came before was of another call
+            return
         try:
             collective = self._collective()
             self._running = self._links.collectives.start(

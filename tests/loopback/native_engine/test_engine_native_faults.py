@@ -25,7 +25,17 @@ from engine_support import (
 from patience import wait_until
 
 from hive_qos.errors import ConnectionLostError, MisuseError
-from transport.engine.base import EngineSettings, OperationFailed, Received, SendDone
+from transport.collectives.schedule import Builder, Region
+from transport.engine.base import (
+    Collective,
+    CollectiveEnded,
+    EngineSettings,
+    Member,
+    OperationFailed,
+    Priority,
+    Received,
+    SendDone,
+)
 from transport.identity.credentials import Trust
 
 __all__ = ["engines", "pytest_generate_tests"]
@@ -248,6 +258,42 @@ def test_a_panic_in_what_all_connections_share_ends_the_engine_with_every_operat
             b.send(other, b"x", tag=99)
         ends_whole(a, waiting, place)
         assert b.take(ConnectionDown).error is not None
+        works_anew(a, b)
+
+
+@over(NATIVE)
+def test_a_panic_in_what_carries_out_collectives_ends_the_engine_and_gives_the_tensors_back() -> None:
+    with connected() as (a, b, _, _):
+        lent = bytearray(8)
+        builder = Builder(rank=0, size=2)
+        builder.receive(1, 0, Region(0, 0, 8))
+        members = [Member(rank, name, "a test", "a test") for rank, name in enumerate("ab")]
+        collectives = a.engine.collectives
+        assert collectives is not None
+        number = collectives.start(
+            Collective(
+                schedule=builder.done().encode(),
+                buffers=[memoryview(lent)],
+                dtype="float32",
+                item_bytes=4,
+                reduce_op="sum",
+                job="",
+                group="g",
+                step=0,
+                operation=1,
+                members=members,
+                rank=0,
+                priority=Priority.GRADIENT,
+                order=0,
+            )
+        )
+        waiting = [a.post("b", bytearray(10), tag=1)]
+        wait_until(lambda: list(collectives.progress(number)[1]) == [1])
+        ask_for_panic(a, "collective")
+        collectives.stop(number)
+        assert a.take(CollectiveEnded) == CollectiveEnded(number, complete=False, bytes_done=0)
+        lent.extend(b"it was given back")
+        ends_whole(a, waiting, "collective")
         works_anew(a, b)
 
 

@@ -165,6 +165,19 @@ def test_ranks_that_call_different_things_are_named(world, settings):
     assert all((tensor == 3).all() for tensor in tensors)
 
 
+def test_a_call_that_a_message_has_refuted_before_it_begins_borrows_no_tensor(world):
+    groups = world.connect([NATIVE] * 2)
+    early = groups[0].allreduce(np.ones(40_000, np.float32))
+    in_flight = groups[1]._runtime._in_flight
+    wait_until(lambda: in_flight._early, what=lambda: "a message of rank 0 has come")
+    lent = bytearray(200_000)
+    error = error_of(groups[1].allreduce(TensorView(memoryview(lent), dtype="float32", shape=(50_000,))))
+    assert "rank 0 called allreduce sum of 40000 float32" in str(error)
+    del error
+    wait_until(lambda: resized(lent), what=lambda: "the tensor is lent no more")
+    assert isinstance(error_of(early), PeerError)
+
+
 def test_a_rank_that_leaves_is_named_and_the_tensors_are_given_back(world):
     groups = world.connect([NATIVE] * 3)
     lent = [bytearray(4_000_000) for _ in groups[:2]]
