@@ -3,6 +3,7 @@
 mod acked_packets;
 mod bbr;
 mod delay_bound;
+mod loss_tolerant_cubic;
 mod min_rtt;
 pub mod pacer;
 pub mod path_measurement;
@@ -21,12 +22,14 @@ use self::rate_based::RateBasedConfig;
 use self::rate_share::EndpointRate;
 
 /// The controllers that a configuration can name.
-pub const NAMES: [&str; 4] = ["cubic", "reno", "bbr", RATE];
-pub const RATE: &str = "rate";
+pub const NAMES: [&str; 4] = [AUTO, "cubic", "reno", BBR];
+/// Follows the endpoint's rate; without one, CUBIC that tolerates random loss.
+pub const AUTO: &str = "auto";
+pub const BBR: &str = "bbr";
 
 /// The factory for a name of `NAMES`, or for bulk.
 ///
-/// `rate` is what `rate` follows, `pace` what it holds a connection's packets back by.
+/// `rate` is what `AUTO` follows, `pace` what it holds a connection's packets back by.
 pub fn factory(
     name: &str,
     bulk: bool,
@@ -39,8 +42,8 @@ pub fn factory(
     match name {
         "cubic" => Some(Arc::new(CubicConfig::default())),
         "reno" => Some(Arc::new(NewRenoConfig::default())),
-        "bbr" => Some(Arc::new(SpannedBbrConfig::default())),
-        RATE => Some(Arc::new(RateBasedConfig {
+        BBR => Some(Arc::new(SpannedBbrConfig::default())),
+        AUTO => Some(Arc::new(RateBasedConfig {
             rate: rate.clone(),
             pace: pace.clone(),
         })),
@@ -48,5 +51,7 @@ pub fn factory(
     }
 }
 
+#[cfg(test)]
+mod bottleneck_tests;
 #[cfg(test)]
 mod pacing_tests;

@@ -131,7 +131,8 @@ impl DelayBound {
     /// A round is over: what it tells of the base, and of the queue.
     fn end(&mut self, round: &Round, now: Instant) {
         let mean_s = round.sum_s / f64::from(round.samples);
-        self.base.add(if self.slow_start { round.least_s } else { mean_s }, now);
+        let sample_s = if self.slow_start { round.least_s } else { mean_s };
+        self.base.add(sample_s, now, MIN_RTT_WINDOW);
         if round.drains {
             return;
         }

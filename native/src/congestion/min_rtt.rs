@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-/// So long a least round trip is believed at least, and at most twice as long: the path may have changed.
+/// So long a controller's least round trip is believed at least, and at most twice as long: the path may have changed.
 pub const MIN_RTT_WINDOW: Duration = Duration::from_secs(10);
 
-/// The least round trip of the last one to two spans of `MIN_RTT_WINDOW`, in seconds; infinite while there is none.
+/// The least round trip of the last one to two spans, in seconds; infinite while there is none.
 #[derive(Clone, Debug)]
 pub struct MinRtt {
     previous_s: f64,
@@ -24,11 +24,11 @@ impl Default for MinRtt {
 }
 
 impl MinRtt {
-    pub fn add(&mut self, rtt_s: f64, now: Instant) {
+    pub fn add(&mut self, rtt_s: f64, now: Instant, span: Duration) {
         let age = self.since.map(|since| now.saturating_duration_since(since));
-        if age.is_none_or(|age| age > MIN_RTT_WINDOW) {
+        if age.is_none_or(|age| age > span) {
             self.previous_s = match age {
-                Some(age) if age <= 2 * MIN_RTT_WINDOW => self.current_s,
+                Some(age) if age <= 2 * span => self.current_s,
                 _ => f64::INFINITY,
             };
             self.current_s = f64::INFINITY;
@@ -59,7 +59,7 @@ mod tests {
             (21.0, 0.030, 0.015), // the third
             (60.0, 0.050, 0.050), // nothing was heard for more than two
         ] {
-            base.add(rtt_s, began + Duration::from_secs_f64(at_s));
+            base.add(rtt_s, began + Duration::from_secs_f64(at_s), MIN_RTT_WINDOW);
             assert_eq!(base.least_s(), least_s, "after {at_s} s");
         }
     }

@@ -18,7 +18,7 @@ const SLICE: Duration = Duration::from_millis(1);
 const LARGE_BYTES: u64 = 1 << 19;
 /// What leaves within `SPAN`: a burst of 1/20 of the window, and what comes to 1.25 windows a round trip, 1/16.
 const PART_MAX: f64 = 0.15;
-const STREAMS: usize = 16;
+pub(super) const STREAMS: usize = 16;
 static CONTENT: [u8; 1 << 16] = [7; 1 << 16];
 
 /// When so many bytes left, and how large the window was.
@@ -78,7 +78,7 @@ impl Run {
     }
 }
 
-fn fill(stack: &mut Connection, streams: &[StreamId]) {
+pub(super) fn fill(stack: &mut Connection, streams: &[StreamId]) {
     for id in streams {
         while let Ok(taken) = stack.send_stream(*id).write_chunks(&mut [Bytes::from_static(&CONTENT)]) {
             assert!(taken.bytes > 0);
@@ -86,7 +86,7 @@ fn fill(stack: &mut Connection, streams: &[StreamId]) {
     }
 }
 
-fn read(stack: &mut Connection) {
+pub(super) fn read(stack: &mut Connection) {
     while stack.streams().accept(Dir::Uni).is_some() {}
     for number in 0..STREAMS as u64 {
         let id = StreamId::new(quinn_proto::Side::Client, Dir::Uni, number);
@@ -114,7 +114,7 @@ fn bytes_of(sent: &[Sent]) -> u64 {
 
 #[test]
 fn a_large_window_leaves_spread_over_the_round_trip() {
-    for name in ["cubic", "reno", "bbr"] {
+    for name in ["auto", "cubic", "reno", "bbr"] {
         let mut run = Run::new(name);
         for _ in 0..40 {
             if run.window() < LARGE_BYTES {

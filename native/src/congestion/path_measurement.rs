@@ -9,7 +9,7 @@ use quinn_proto::RttEstimator;
 use quinn_proto::congestion::{Controller, ControllerFactory, ControllerMetrics};
 
 use super::acked_packets::AckedPackets;
-use super::min_rtt::MinRtt;
+use super::min_rtt::{MIN_RTT_WINDOW, MinRtt};
 use super::pacer::Pacer;
 use crate::runtime::locks::locked;
 
@@ -159,7 +159,7 @@ impl State {
     }
 
     fn note_rtt(&mut self, rtt_s: f64, now: Instant) {
-        self.base.add(rtt_s, now);
+        self.base.add(rtt_s, now, MIN_RTT_WINDOW);
         self.told.rtt_latest = Duration::from_secs_f64(rtt_s);
         self.told.rtt_min = Duration::from_secs_f64(self.base.least_s());
     }
@@ -175,7 +175,6 @@ pub struct Observed {
     began: Instant,
     acks: AckedPackets,
     in_flight: u64,
-    follows_use: bool,
     fills_window: bool,
 }
 
@@ -191,9 +190,6 @@ impl Observed {
 pub struct ObservedFactory {
     pub inner: Arc<dyn ControllerFactory + Send + Sync>,
     pub measure: Arc<PathMeasurement>,
-    /// The window does not grow while less than half of it is in use, whatever keeps it from being used (RFC 9002 7.8).
-    /// Where nothing is lost it would become so large that the first loss would not be felt.
-    pub follows_use: bool,
     /// The window is what has to be in flight, and does not grow beyond that by itself.
     pub fills_window: bool,
 }
@@ -210,15 +206,17 @@ impl ControllerFactory for ObservedFactory {
             began: now,
             acks: AckedPackets::default(),
             in_flight: 0,
-            follows_use: self.follows_use,
             fills_window: self.fills_window,
         })
     }
 }
 
 impl Observed {
+    /// A window of which less than half is in use does not grow, whatever keeps it from being used (RFC 9002 7.8): where
+    /// nothing is lost it would become so large that the first loss would not be felt. A rate is followed whatever is
+    /// used.
     fn unused(&self) -> bool {
-        self.follows_use && self.in_flight < self.inner.window() / 2
+        !self.fills_window && !self.measure.pace.paced() && self.in_flight < self.inner.window() / 2
     }
 }
 
@@ -299,7 +297,6 @@ impl Controller for Observed {
             began: self.began,
             acks: self.acks.clone(),
             in_flight: self.in_flight,
-            follows_use: self.follows_use,
             fills_window: self.fills_window,
         })
     }
@@ -321,20 +318,19 @@ mod tests {
     #[test]
     fn a_window_that_is_not_half_used_does_not_grow() {
         let now = Instant::now();
-        for follows_use in [true, false] {
+        for fills_window in [false, true] {
             let factory = ObservedFactory {
                 inner: Arc::new(CubicConfig::default()),
                 measure: PathMeasurement::new(),
-                follows_use,
-                fills_window: false,
+                fills_window,
             };
             let controller = Arc::new(factory).build(now, 1200).into_any();
             let mut controller = controller.downcast::<Observed>().unwrap();
-            assert_eq!(controller.unused(), follows_use);
+            assert_eq!(controller.unused(), !fills_window);
             controller.on_sent(now, controller.window() / 2, 0);
             assert!(!controller.unused());
             controller.on_end_acks(now, controller.window() / 2 - 1, false, Some(0));
-            assert_eq!(controller.unused(), follows_use);
+            assert_eq!(controller.unused(), !fills_window);
         }
     }
 

@@ -13,6 +13,8 @@ use quinn_proto::RttEstimator;
 use quinn_proto::congestion::{Controller, ControllerFactory, ControllerMetrics, Cubic, CubicConfig};
 
 use super::acked_packets::AckedPackets;
+use super::loss_tolerant_cubic::LossTolerantCubic;
+use super::min_rtt::MinRtt;
 use super::pacer::Pacer;
 use super::rate_law::{RateFollower, WINDOW_PACKETS_MIN};
 use super::rate_share::EndpointRate;
@@ -33,11 +35,11 @@ impl ControllerFactory for RateBasedConfig {
     }
 }
 
-/// `RateFollower` while the endpoint has a rate, CUBIC while it has none.
+/// `RateFollower` while the endpoint has a rate, `LossTolerantCubic` while it has none.
 ///
-/// Where a rate ends, CUBIC goes on in congestion avoidance from what was in use: pace * base round trip.
+/// Where a rate ends, it goes on in congestion avoidance from what was in use: pace * base round trip.
 struct RateBased {
-    cubic: Cubic,
+    cubic: LossTolerantCubic,
     follower: RateFollower,
     following: bool,
     current_mtu: u16,
@@ -50,7 +52,11 @@ struct RateBased {
 impl RateBased {
     fn new(config: &RateBasedConfig, now: Instant, current_mtu: u16) -> Self {
         Self {
-            cubic: Cubic::new(Arc::new(CubicConfig::default()), now, current_mtu),
+            cubic: LossTolerantCubic::new(
+                Cubic::new(Arc::new(CubicConfig::default()), now, current_mtu),
+                current_mtu,
+                MinRtt::default(),
+            ),
             follower: RateFollower::new(f64::from(current_mtu)),
             following: false,
             current_mtu,
@@ -79,7 +85,8 @@ impl RateBased {
             }
             None if self.following => {
                 self.following = false;
-                self.cubic = self.cubic_from_here(now);
+                let cubic = self.cubic_from_here(now);
+                self.cubic = LossTolerantCubic::new(cubic, self.current_mtu, self.follower.base.clone());
                 self.pace.set(f64::INFINITY, self.follower.packet_bytes, now);
             }
             None => {}

@@ -117,7 +117,7 @@ impl RateFollower {
     }
 
     pub(super) fn on_rtt(&mut self, rtt_s: f64, now: Instant) {
-        self.base.add(rtt_s, now);
+        self.base.add(rtt_s, now, MIN_RTT_WINDOW);
         self.latest_s = rtt_s;
         self.round_least_s = self.round_least_s.min(rtt_s);
     }

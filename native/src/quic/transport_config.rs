@@ -47,8 +47,7 @@ pub fn transport(
     Arc::new(limits.transport(Arc::new(ObservedFactory {
         inner,
         measure: measure.clone(),
-        // BBR keeps its window at twice of what it uses; a rate is followed whatever is used.
-        follows_use: bulk || !["bbr", congestion::RATE].contains(&settings.congestion.as_str()),
-        fills_window: !bulk && settings.congestion == "bbr",
+        // BBR keeps its window at twice of what it uses.
+        fills_window: !bulk && settings.congestion == congestion::BBR,
     })))
 }

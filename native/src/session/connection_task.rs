@@ -10,7 +10,7 @@ use tokio::time::timeout_at;
 use super::peer_session::{PeerSession, Stage};
 use super::transmit::{self, Message};
 use super::{liveness, receive};
-use crate::congestion::RATE;
+use crate::congestion::AUTO;
 use crate::events::{Event, Failure};
 use crate::quic::connection::Connection;
 use crate::runtime::supervision::{self, OnPanic};
@@ -72,7 +72,7 @@ impl PeerSession {
                     connection: self.number,
                     certificates: connection.peer_chain().iter().map(|one| one.to_vec()).collect(),
                 });
-                if settings.congestion == RATE && !self.bulk {
+                if settings.congestion == AUTO && !self.bulk {
                     self.spawn(liveness::keep_pace(self.clone()));
                 }
                 let mut stage = self.stage.subscribe();
