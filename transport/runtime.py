@@ -28,7 +28,7 @@ from transport.collectives.algorithms.registry import check_name
 from transport.collectives.calls import Call
 from transport.collectives.in_flight import RETURN_S_MAX, InFlight
 from transport.collectives.membership import Memberships
-from transport.collectives.planning.link_rates import LinkRates
+from transport.collectives.planning.link_rates import LinkRates, LinkReport
 from transport.control_messages import ControlMessages
 from transport.engine.base import ConnectionStatistics, Engine, Event, Priority
 from transport.event_loop import EventLoop
@@ -147,7 +147,7 @@ class Runtime:
             groups=self._groups.by_name,
             order=self._order,
             chunk_bytes=self._settings.chunk_bytes,
-            report=self._rates.report,
+            report=self._report_links,
             native=self._settings.native_collectives,
         )
         self._control = ControlMessages(
@@ -415,18 +415,25 @@ class Runtime:
     def _tick_address_watcher(self, now_s: float) -> float:
         return math.inf if self._address_watcher is None or self._closed else self._address_watcher.tick(now_s)
 
+    def _connections(self) -> dict[int, ConnectionStatistics]:
+        """What every living connection but those for bulk measured, by rank."""
+        rank_of = self._endpoint.peers.rank_of
+        return {
+            rank: one
+            for number, one in self.statistics().items()
+            if not one.bulk and (rank := rank_of(number)) is not None
+        }
+
+    def _report_links(self, far: frozenset[int]) -> LinkReport:
+        self._rates.see_round_trips(self._connections())
+        return self._rates.report(far)
+
     def _tick_rates(self, now_s: float) -> float:
         """Measure what the links carry, as long as a collective is under way."""
         if self._closed or self._engine is None or not self._in_flight.is_busy():
             return math.inf
         if now_s >= self._rates.next_s():
-            peers = self._endpoint.peers
-            connections = {
-                rank: one
-                for number, one in self._engine.statistics().items()
-                if not one.bulk and (rank := peers.rank_of(number)) is not None
-            }
-            self._rates.sample(now_s, connections)
+            self._rates.sample(now_s, self._connections())
         return self._rates.next_s()
 
     def _unexpected(self, rank: int, header: Header) -> None:

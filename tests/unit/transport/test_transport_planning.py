@@ -179,7 +179,7 @@ class Link:
 def test_a_link_s_rate_is_the_most_of_its_last_busy_windows_over_all_peers():
     link = Link()
     for mbit in (40, 100, 60):
-        link.carry(up_mbit=mbit, down_mbit=2 * mbit, slots=WINDOW_SLOTS + 1)
+        link.carry(up_mbit=mbit, down_mbit=2 * mbit, slots=2 * WINDOW_SLOTS)
     report = link.report(2)
     assert report.up_bits_per_s == pytest.approx(100 * MBIT, rel=0.01)
     assert report.down_bits_per_s == pytest.approx(200 * MBIT, rel=0.01)

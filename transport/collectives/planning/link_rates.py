@@ -1,8 +1,8 @@
 """What this rank's link carried while it was busy: its part of the table that the group agrees on. Pure.
 
-A rate is the most that went through in WINDOW_SLOTS slots one after another, in each of which something went through:
-an algorithm leaves links idle while it waits for slow ones, and training does while it computes. Of these windows the
-last WINDOWS_KEPT count. Idle links say nothing, so what was measured stays until there is something new to measure.
+A rate is nearly the most that went through in WINDOW_SLOTS slots one after another, in each of which something did: an
+algorithm leaves links idle while it waits for slow ones, and training does while it computes. Of these windows the last
+WINDOWS_KEPT count, without the top OUTLIERS. Idle links say nothing: what was measured stays until there is more.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ from transport.engine.base import ConnectionStatistics
 
 SLOT_S = 0.1
 """As often as the native engine counts; several bursts of acknowledgements at 40 ms of round trip."""
-WINDOW_SLOTS = 2
-"""Longer ones would hold the time in which a fast link waits for a slow one."""
+WINDOW_SLOTS = 4
+"""A slot may have the bytes of the one before. Longer windows would hold the time in which a fast link waits."""
 WINDOWS_KEPT = 40
 """4 s of busy links: a link that got slower is known within these."""
+RTT_US_MAX = 10**9
+OUTLIERS = 0.05
+"""Of the windows: what a full buffer gives back after an idle time is above the link's rate."""
 CONTINUOUS = 0.25
 """Of a window's mean, in each of its slots: less is an idle link in between."""
 
@@ -86,10 +89,14 @@ class LinkRates:
                 self._up.append(window)
             if _continuous([(sum(slot.received.values()), slot.took_s) for slot in window]):
                 self._down.append(window)
+        self.see_round_trips(connections)
+        self._counters, self._since_s = counters, now_s
+
+    def see_round_trips(self, connections: Mapping[int, ConnectionStatistics]) -> None:
+        """Keep the shortest ever: under load, an engine's own minimum of the last seconds has queues in it."""
         for rank, one in connections.items():
             if one.rtt_s_min > 0:
-                self._rtt_us[rank] = round(one.rtt_s_min * 1e6)
-        self._counters, self._since_s = counters, now_s
+                self._rtt_us[rank] = min(round(one.rtt_s_min * 1e6), self._rtt_us.get(rank, RTT_US_MAX))
 
     def report(self, far: frozenset[int]) -> LinkReport:
         """What was measured.
@@ -100,10 +107,10 @@ class LinkRates:
         up = [[(slot.sent, slot.took_s) for slot in window] for window in self._up]
         down = [[(slot.received, slot.took_s) for slot in window] for window in self._down]
         return LinkReport(
-            up_bits_per_s=max((_rate(window, None) for window in up), default=0),
-            down_bits_per_s=max((_rate(window, None) for window in down), default=0),
-            far_up_bits_per_s=max((_rate(window, far) for window in up), default=0),
-            far_down_bits_per_s=max((_rate(window, far) for window in down), default=0),
+            up_bits_per_s=_nearly_most([_rate(window, None) for window in up]),
+            down_bits_per_s=_nearly_most([_rate(window, None) for window in down]),
+            far_up_bits_per_s=_nearly_most([_rate(window, far) for window in up]),
+            far_down_bits_per_s=_nearly_most([_rate(window, far) for window in down]),
             rtt_us=dict(self._rtt_us),
         )
 
@@ -112,6 +119,10 @@ def _continuous(slots: Sequence[tuple[int, float]]) -> bool:
     """Whether something went through all the time; each slot's bytes and seconds."""
     mean = sum(nbytes for nbytes, _ in slots) / sum(took_s for _, took_s in slots)
     return mean > 0 and all(nbytes / took_s >= CONTINUOUS * mean for nbytes, took_s in slots)
+
+
+def _nearly_most(rates: Sequence[int]) -> int:
+    return sorted(rates)[-1 - int(OUTLIERS * len(rates))] if rates else 0
 
 
 def _rate(window: Sequence[tuple[Mapping[int, int], float]], among: frozenset[int] | None) -> int:
