@@ -16,9 +16,10 @@ from patience import wait_until
 
 from hive_qos.errors import CancelledError, ConfigurationError, ConnectionLostError, PeerError, TimedOutError
 from transport import Settings
+from transport.collectives.algorithms.registry import schedule_of
 from transport.collectives.membership import agreement_group
-from transport.collectives.planning.agreement import agree, row_of
-from transport.collectives.planning.cost_model import Network
+from transport.collectives.planning.agreement import FIXED, agree, operations_until_next, row_of
+from transport.collectives.planning.cost_model import Network, choose
 from transport.collectives.planning.link_rates import SLOT_S, WINDOW_SLOTS, WINDOWS_KEPT, LinkRates, LinkReport
 from transport.collectives.planning.planner import LAG, OPERATIONS_MAX, UNMEASURED, Planner
 from transport.collectives.problem import Operation, Problem
@@ -84,6 +85,19 @@ def test_ranks_that_held_different_tables_all_take_the_new_one():
     other = replace(first, up_bits_per_s=(1, 2, 3))
     rows = [rows_of(reports, table=table)[rank] for rank, table in enumerate((first, first, other))]
     assert agree(rows, first, number=2) == agree(rows, other, number=2)
+
+
+@given(data=st.data(), size=st.integers(3, 5))
+def test_whatever_ranks_say_of_their_links_there_is_a_table_and_a_choice(data, size):
+    numbers = st.lists(st.integers(-(2**63), 2**63 - 1), min_size=FIXED + size, max_size=FIXED + size)
+    rows = [np.array(data.draw(numbers), dtype=np.int64) for _ in range(size)]
+    table = agree(rows, Network.uniform(size), number=1)
+    assert all(rate > 0 for rate in (*table.up_bits_per_s, *table.down_bits_per_s, *table.site_up_bits_per_s))
+    assert operations_until_next(rows, every_s=2.0, at_least=4, at_most=512) in range(4, 513)
+    problem = Problem(operation=Operation.ALLREDUCE, rank=0, size=size, item_bytes=4, counts=(10**6,))
+    choice = choose(problem, table)
+    assert choice.taken.predicted_s > 0
+    assert schedule_of(problem, choice.taken.plan).rows
 
 
 @given(data=st.data(), size=st.integers(3, 6), seed=st.integers(0, 2**32))

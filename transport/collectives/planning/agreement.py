@@ -15,6 +15,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from hive_qos.units import RATE_BITS_PER_S_MAX
 from transport.collectives.planning.cost_model import Network
 from transport.collectives.planning.link_rates import LinkReport
 
@@ -27,6 +28,8 @@ SITE_RTT_US = 2000
 """Ranks with round trips of at most this are at one site: a light path of 200 km, more than a city."""
 RATE_UNKNOWN_BITS_PER_S = 1_000_000_000
 """Where no rank has measured anything."""
+RTT_US_MAX = 60_000_000
+"""No round trip takes a minute: who says so counts for that far."""
 FIXED = 7
 """Numbers in a row before the round trips."""
 
@@ -62,7 +65,7 @@ def agree(rows: Sequence[Row], previous: Network, *, number: int) -> Network:
     """
     size = len(rows)
     up, down, far_up, far_down, _, sites, digests = (tuple(int(row[i]) for row in rows) for i in range(FIXED))
-    rtt = np.array([row[FIXED:] for row in rows])
+    rtt = np.clip(np.array([row[FIXED:] for row in rows]), 0, RTT_US_MAX)
     latency = np.maximum(rtt, rtt.T) // 2
     where = _sites(sites, latency)
     there = [[rank for rank in range(size) if where[rank] == site] for site in range(max(where) + 1)]
@@ -87,15 +90,15 @@ def operations_until_next(rows: Sequence[Row], *, every_s: float, at_least: int,
 
 
 def _known(rates: Sequence[int]) -> tuple[int, ...]:
-    """Rounded; a rank that measured nothing has the others' median."""
-    measured = [rate for rate in rates if rate > 0]
+    """Rounded; a rank that measured nothing, or says what cannot be, has the others' median."""
+    measured = [rate for rate in rates if 0 < rate <= RATE_BITS_PER_S_MAX]
     unknown = statistics.median_low(measured) if measured else RATE_UNKNOWN_BITS_PER_S
-    return tuple(_rounded(rate or unknown) for rate in rates)
+    return tuple(_rounded(rate if 0 < rate <= RATE_BITS_PER_S_MAX else unknown) for rate in rates)
 
 
 def _site_rates(there: Sequence[Sequence[int]], far: Sequence[int], all_: Sequence[int]) -> tuple[int, ...]:
     """What leads from each site to the others carries what its ranks' traffic across reached together."""
-    across = [sum(far[rank] for rank in ranks) for ranks in there]
+    across = [sum(min(max(far[rank], 0), RATE_BITS_PER_S_MAX) for rank in ranks) for ranks in there]
     if any(across):
         return _known(across)
     known = _known(all_)
