@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from hive_qos.errors import TransportError
-from transport.collectives.in_flight import REASON_CHARS_MAX, InFlight, RemoteAbort
+from transport.collectives.aborts import REASON_CHARS_MAX, RemoteAbort
+from transport.collectives.in_flight import InFlight
 from transport.mesh.endpoint import Endpoint
 from transport.mesh.one_way_delay import OneWayDelay
 from transport.mesh.peers import Gone, Phase

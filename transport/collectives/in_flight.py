@@ -13,10 +13,11 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
-from hive_qos.errors import CancelledError, ConnectionLostError, HiveError, PeerError, TimedOutError
+from hive_qos.errors import CancelledError, HiveError, TimedOutError
+from transport.collectives.aborts import Key, RemoteAbort, abort_message, error_of
 from transport.collectives.agreements import Agreements, Request
 from transport.collectives.algorithms.registry import schedule_of
 from transport.collectives.calls import Call, CallSignature
@@ -37,34 +38,12 @@ EARLY_MAX = 1024
 """Operations of which something is remembered before this rank begins them, or after; older ones end by timeouts."""
 RETURN_S_MAX = 2.0
 """How long the engine may take to give buffers of an operation that has failed back before the log says so."""
-REASON_CHARS_MAX = 512
 NATIVE_OPS = frozenset({Op.SEND, Op.RECEIVE, Op.REDUCE, Op.COPY})
 LATE_STEPS = 16
 """Operations that have ended well whose late messages are looked at. They hold what a reconnect doubled, no more."""
 
 V = TypeVar("V")
 _log = logging.getLogger("transport.collectives")
-
-Key = tuple[str, int]
-"""A group and the number of an operation in it."""
-
-
-@dataclass(frozen=True)
-class RemoteAbort:
-    """What another member says of an operation that it has given up.
-
-    Args:
-        rank: who says it, as a rank of the endpoint.
-        lost: the rank of the endpoint whose loss it was, if it was one.
-        answers: that rank still answers us: only the two of them know which of them is to blame.
-        disagrees: the members do not call the same thing; `reason` says what each called.
-    """
-
-    rank: int
-    reason: str
-    lost: int | None = None
-    answers: bool = False
-    disagrees: bool = False
 
 
 class Announcer(Protocol):
@@ -379,35 +358,10 @@ class InFlight:
         )
 
     def _error_of(self, given_up: RemoteAbort, group: Membership) -> HiveError:
-        """What this rank raises when another one has given up; ranks are those of the group."""
-        index = group.ranks.index(given_up.rank) if given_up.rank in group.ranks else given_up.rank
-        peer = None if given_up.lost not in group.ranks else self._endpoint.peers.peers.get(given_up.lost)
-        if peer is not None and given_up.answers:
-            accused = group.ranks.index(peer.rank)
-            said = f"it says that it lost rank {accused}, which still answers this rank: {given_up.reason}"
-            return CancelledError(f"rank {index} gave up: {said}")
-        if peer is not None:
-            return ConnectionLostError(peer.name, given_up.reason, rank=group.ranks.index(peer.rank))
-        if given_up.disagrees:
-            return PeerError(f"rank {index}", given_up.reason)
-        return CancelledError(f"rank {index} gave up: {given_up.reason}")
+        return error_of(given_up, ranks=group.ranks, peers=self._endpoint.peers.peers)
 
     def _tell_others(self, key: Key, ranks: tuple[int, ...], error: HiveError, *, disagrees: bool = False) -> None:
-        lost = None
-        if isinstance(error, ConnectionLostError) and error.rank is not None:
-            lost = ranks[error.rank]  # errors name ranks of the group, messages ranks of the endpoint
-        if isinstance(error, ConnectionLostError) or (disagrees and isinstance(error, PeerError)):
-            reason = error.reason
-        else:
-            reason = str(error)
-        message = {
-            "op": "abort",
-            "group": key[0],
-            "step": key[1],
-            "reason": reason[:REASON_CHARS_MAX],
-            "lost": lost,
-            "disagrees": disagrees,
-        }
+        message = abort_message(key, ranks, error, disagrees=disagrees)
         for rank in ranks:
             if rank != self._endpoint.rank and self._endpoint.peers.error(rank) is None:
                 self._endpoint.control(rank, message)

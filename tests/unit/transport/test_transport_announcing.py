@@ -18,7 +18,7 @@ from hive_qos.errors import CancelledError, ConnectionLostError, MisuseError, Pe
 from transport import Group, ReduceOp
 from transport.broker.session import BrokerSession
 from transport.collectives import calls
-from transport.collectives.in_flight import RemoteAbort
+from transport.collectives.aborts import RemoteAbort
 from transport.mesh.peers import Phase
 
 
