@@ -58,13 +58,21 @@ def test_two_sites_send_each_tensor_across_once():
     choice = choose(problem_of("all_reduce", nbytes=16 * MIB, size=4), two_sites())
     assert taken(choice) == "two_level"
     assert choice.taken.plan.sites == (0, 0, 1, 1)
-    assert choice.taken.predicted_s == pytest.approx(8 * 16 * MIB / 100e6, rel=0.03)
+    assert choice.taken.predicted_s == pytest.approx(8 * 16 * MIB / 100e6, rel=0.05)
     assert predicted(choice)["direct"] == pytest.approx(2 * 8 * 16 * MIB / 100e6, rel=0.05)
 
 
-def test_two_ranks_exchange_whole_tensors_and_equal_links_take_equal_shares():
-    assert taken(choose(problem_of("all_reduce", nbytes=16 * MIB, size=2), links(100, 25))) == "exchange"
-    assert taken(choose(problem_of("all_reduce", nbytes=16 * MIB, size=4), links(100, 100, 100, 100))) == "direct"
+def test_two_ranks_exchange_small_tensors_over_long_ways():
+    small = problem_of("all_reduce", nbytes=4096, size=2)
+    assert taken(choose(small, links(100, 100, latency_us=20_000))) == "exchange"
+    choice = choose(problem_of("all_reduce", nbytes=16 * MIB, size=2), links(100, 25))
+    assert (taken(choice), choice.reason) == ("direct", "exchange is not 20 % better")
+
+
+def test_equal_links_take_equal_shares_also_where_measured_rates_differ_a_little():
+    problem = problem_of("all_reduce", nbytes=16 * MIB, size=4)
+    assert taken(choose(problem, links(100, 100, 100, 100))) == "direct"
+    assert taken(choose(problem, links(100, 90, 100, 75))) == "direct"
 
 
 @pytest.mark.parametrize("operation", ["all_reduce", "all_gather", "barrier"])
@@ -103,10 +111,11 @@ def test_an_operation_without_a_choice_is_an_error_that_names_the_others():
     nbytes=st.integers(0, 2**28),
     operation=st.sampled_from([one.name.lower().replace("allreduce", "all_reduce") for one in ALGORITHMS]),
 )
-def test_the_choice_is_the_shortest_and_no_link_is_faster_than_its_rate(rates, nbytes, operation):
+def test_the_choice_is_nearly_the_shortest_and_no_link_is_faster_than_its_rate(rates, nbytes, operation):
     network = links(*rates)
     choice = choose(problem_of(operation, nbytes=nbytes, size=len(rates)), network)
-    assert choice.taken.predicted_s == min(one.predicted_s for one in choice.candidates)
+    shortest = min(one.predicted_s for one in choice.candidates)
+    assert shortest <= choice.taken.predicted_s <= 1.25 * shortest
     assert choice == choose(problem_of(operation, nbytes=nbytes, size=len(rates)), links(*rates))
     if operation == "all_reduce" and len(rates) > 1:
         assert choice.taken.predicted_s >= 8 * nbytes / (min(rates) * MBIT)

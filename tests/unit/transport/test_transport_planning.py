@@ -21,7 +21,7 @@ from transport.collectives.membership import agreement_group
 from transport.collectives.planning.agreement import FIXED, agree, operations_until_next, row_of
 from transport.collectives.planning.cost_model import Network, choose
 from transport.collectives.planning.link_rates import SLOT_S, WINDOW_SLOTS, WINDOWS_KEPT, LinkRates, LinkReport
-from transport.collectives.planning.planner import LAG, OPERATIONS_MAX, UNMEASURED, Planner
+from transport.collectives.planning.planner import INTERVAL_FIRST, LAG, OPERATIONS_MAX, Planner
 from transport.collectives.problem import Operation, Problem
 from transport.engine.base import ConnectionStatistics
 
@@ -127,7 +127,7 @@ def test_all_ranks_use_the_same_table_for_an_operation_however_far_one_is_ahead(
             given_rows[rank].append(planner.begin(turn[rank], link(mbit, rtt_us={}), now_s=0.01 * turn[rank] + 1))
         turn[rank] += 1
     shared = min(turn)
-    assert shared > UNMEASURED + LAG
+    assert shared > INTERVAL_FIRST + LAG
     for number in range(shared):
         assert len({used[rank][number] for rank in range(size)}) == 1
     assert max(ended) > 1
@@ -141,9 +141,18 @@ def test_agreements_come_about_every_two_seconds_and_not_after_every_operation()
             due.append(number)
             row = planner.begin(number, link(100, rtt_us={}), now_s=1 + 0.02 * number)
             planner.agreed([row] * 3)
-    assert due[:3] == [0, UNMEASURED, 2 * UNMEASURED]
+    assert due[:3] == [0, INTERVAL_FIRST, 3 * INTERVAL_FIRST]
     assert all(1.9 <= 0.02 * (later - one) <= 2.1 for one, later in itertools.pairwise(due[3:]))
     assert OPERATIONS_MAX * 0.02 > 2
+
+
+def test_agreements_become_rare_where_nothing_is_measured():
+    planner, due = Planner(ranks=range(3), forced="", site=""), []
+    for number in range(1000):
+        if planner.is_due(number):
+            due.append(number)
+            planner.agreed([planner.begin(number, link(0, rtt_us={}), now_s=1 + 0.02 * number)] * 3)
+    assert due == [0, 2, 6, 14, 30, 62, 126, 254, 510]
 
 
 def test_two_ranks_never_agree():
@@ -249,10 +258,10 @@ def test_what_waits_for_an_agreement_ends_with_it(make_world):
 
     def body(group: Any) -> int:
         works = []
-        for number in range(UNMEASURED + LAG + 3):
-            if group.rank == 2 and number == UNMEASURED:
+        for number in range(INTERVAL_FIRST + LAG + 3):
+            if group.rank == 2 and number == INTERVAL_FIRST:
                 return 0
-            works.append(group.allreduce(np.ones(10, "f4"), timeout_s=1.0 if number >= UNMEASURED else 30.0))
+            works.append(group.allreduce(np.ones(10, "f4"), timeout_s=1.0 if number >= INTERVAL_FIRST else 30.0))
         failed = 0
         for work in works:
             try:
@@ -267,7 +276,7 @@ def test_what_waits_for_an_agreement_ends_with_it(make_world):
 
 def test_a_group_that_is_closed_ends_what_waits_for_an_agreement(make_world):
     world = make_world(3)
-    works = [world.groups[0].allreduce(np.ones(10, "f4")) for _ in range(UNMEASURED + LAG + 3)]
+    works = [world.groups[0].allreduce(np.ones(10, "f4")) for _ in range(INTERVAL_FIRST + LAG + 3)]
     world.groups[0].close()
     for work in works:
         with pytest.raises(CancelledError):
@@ -276,7 +285,7 @@ def test_a_group_that_is_closed_ends_what_waits_for_an_agreement(make_world):
 
 def test_a_rank_that_is_lost_ends_what_waits_for_an_agreement(make_world):
     world = make_world(3, reconnect_s=0.1)
-    works = [group.allreduce(np.ones(10, "f4")) for group in world.groups[:2] for _ in range(UNMEASURED + LAG + 3)]
+    works = [group.allreduce(np.ones(10, "f4")) for group in world.groups[:2] for _ in range(INTERVAL_FIRST + LAG + 3)]
     world.groups[2].close()
     for work in works:
         with pytest.raises((ConnectionLostError, CancelledError)):

@@ -8,6 +8,9 @@ it has to carry is through; reductions run beside, and latencies and the handlin
 This is LogGP (Alexandrov et al., 1995) with a gap per byte for each link instead of one. The rates are those that
 traffic reached, so what loss and congestion control take away is in them.
 
+The last acknowledgement is one more latency: until it comes, a sender's tensor is not its caller's again. The direct
+algorithm stays where no other is clearly better, for links and processors are never quite what a table says.
+
 All ranks evaluate the same table with the same arithmetic and so take the same choice; ties go to what the registry
 lists first.
 """
@@ -30,6 +33,10 @@ REDUCE_BYTES_PER_S = 3_000_000_000
 
 EQUAL_PERCENT = 30
 """Links whose rates differ by no more count as equal: measured rates of equal links differ by as much."""
+
+
+BETTER_PERCENT = 20
+"""Less predicted time than the direct algorithm's, for another one to be taken."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +140,7 @@ class Choice:
 
 
 def choose(problem: Problem, network: Network, *, forced: str = "") -> Choice:
-    """The candidate with the shortest predicted time.
+    """The direct algorithm, or another one that is predicted to be clearly faster.
 
     Args:
         problem: any rank's; its `size` is the network's.
@@ -149,6 +156,10 @@ def choose(problem: Problem, network: Network, *, forced: str = "") -> Choice:
     )
     taken = min(candidates, key=lambda one: one.predicted_s)
     reason = f"shortest predicted time, bound by {taken.bound}"
+    direct = next(one for one in candidates if one.plan.algorithm == "direct")
+    if taken is not direct and 100 * taken.predicted_s > (100 - BETTER_PERCENT) * direct.predicted_s:
+        reason = f"{taken.plan.algorithm} is not {BETTER_PERCENT} % better"
+        taken = direct
     if forced:
         named = [one for one in candidates if one.plan.algorithm == forced]
         taken = named[0] if named else taken
@@ -198,13 +209,13 @@ def _busy(traffic: Traffic, network: Network) -> list[tuple[float, str]]:
 
 
 def _latency_s(traffic: Traffic, network: Network) -> float:
-    """Those that follow each other: the longest between any two ranks, and the longest within a site."""
+    """Those that follow each other, the last acknowledgement among them: the longest of all, and of a site."""
     latency_us = np.array(network.latency_us)
     where = np.array(network.sites)
     same_site = where[:, None] == where[None, :]
     np.fill_diagonal(latency_us, 0)
     longest, near = int(latency_us.max()), int(latency_us[same_site].max())
-    return (traffic.latencies * longest + traffic.near_latencies * near) / 1e6
+    return ((traffic.latencies + 1) * longest + traffic.near_latencies * near) / 1e6
 
 
 def operation_name(operation: Operation) -> str:

@@ -24,16 +24,15 @@ from transport.collectives.planning.cost_model import Candidate, Choice, Network
 from transport.collectives.planning.link_rates import LinkReport
 from transport.collectives.problem import Operation, Plan, Problem
 
-LAG = 2
-"""Operations that go on while the ranks agree. One that takes a round trip hides the agreement, and one more the
-reduction at its end."""
+LAG = 1
+"""Operations that go on while the ranks agree: the one with which an agreement begins hides it."""
 FIRST = 0
 """The operation with which the first agreement begins: round trips are known, and rates where an older group ran."""
-UNMEASURED = 4
-"""Operations until the next one while a rank has measured nothing."""
+INTERVAL_FIRST = 2
+"""Operations until the second one; twice as many each time while a rank has measured nothing."""
 EVERY_S = 2.0
 """Between agreements. A change has to be measured for up to 4 s first: together less than 10 s."""
-OPERATIONS_MIN, OPERATIONS_MAX = LAG + 2, 512
+OPERATIONS_MIN, OPERATIONS_MAX = LAG + 1, 512
 CHOICES_KEPT = 128
 """Shapes. A training step has some dozens."""
 TIMES_KEPT = 16
@@ -63,7 +62,7 @@ class Planner:
         self._site = site
         self._tables: list[tuple[int, Network | None]] = [(0, Network.uniform(len(ranks)))]
         self._next = FIRST
-        self._interval = UNMEASURED
+        self._interval = INTERVAL_FIRST
         self._began: tuple[int, float] = (0, 0.0)
         self._choices: OrderedDict[tuple[Problem, int], _Kept] = OrderedDict()
 
@@ -94,9 +93,11 @@ class Planner:
         """The agreement has ended."""
         table = agreement.agree(rows, self.table, number=self.table.number + 1)
         unmeasured = any(row[0] == 0 or row[4] == 0 for row in rows)
-        self._interval = agreement.operations_until_next(
-            rows, every_s=EVERY_S, at_least=OPERATIONS_MIN, at_most=UNMEASURED if unmeasured else OPERATIONS_MAX
-        )
+        self._interval = min(2 * self._interval, OPERATIONS_MAX)
+        if not unmeasured:
+            self._interval = agreement.operations_until_next(
+                rows, every_s=EVERY_S, at_least=OPERATIONS_MIN, at_most=OPERATIONS_MAX
+            )
         self._settle(table)
 
     def failed(self) -> None:
