@@ -1,6 +1,5 @@
 //! Threads and tasks: where they run, what a panic ends, and how they share a processor.
 
-pub mod cpu_yield;
 pub mod fault_injection;
 pub mod locks;
 pub mod sched_slice;

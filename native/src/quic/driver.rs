@@ -184,10 +184,6 @@ impl Future for Driver {
         if state.guarded(|state| this.turn(cx, state)).is_err() {
             cx.waker().wake_by_ref();
         }
-        drop(state); // for whoever has the processor meanwhile
-        if let Some(giving_way) = &mut this.giving_way {
-            giving_way.turn_ended();
-        }
         Poll::Pending
     }
 }

@@ -9,7 +9,6 @@ use quinn_proto::{self as proto, ConnectionHandle};
 use tokio::time::{Sleep, sleep_until};
 
 use super::endpoint_state::Shared;
-use crate::runtime::cpu_yield::GivingWay;
 use crate::udp::socket::{Inbox, Socket};
 
 /// Moves the packets of an endpoint: in turns (`driver`), in which it reads (`datagrams_in`) and sends (`datagrams_out`).
@@ -34,14 +33,12 @@ pub struct Driver {
     pub(super) alarm: Pin<Box<Sleep>>,
     pub(super) alarm_at: Option<Instant>,
     pub(super) fitted: Instant,
-    /// Of bulk.
-    pub(super) giving_way: Option<GivingWay>,
     /// What the paths that are in use have delivered of late, in bytes a second: those that may share the link.
     pub(super) rate: u64,
 }
 
 impl Driver {
-    pub(super) fn new(shared: Arc<Shared>, socket: Arc<Socket>, bulk: bool) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, socket: Arc<Socket>) -> Self {
         Self {
             shared,
             socket,
@@ -57,7 +54,6 @@ impl Driver {
             alarm: Box::pin(sleep_until(tokio::time::Instant::now())),
             alarm_at: None,
             fitted: Instant::now(),
-            giving_way: bulk.then(GivingWay::default),
             rate: 0,
         }
     }

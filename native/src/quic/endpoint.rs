@@ -64,7 +64,7 @@ impl Endpoint {
             dialled: Notify::new(),
             faults,
         });
-        let driver = Driver::new(shared.clone(), socket, bulk);
+        let driver = Driver::new(shared.clone(), socket);
         (Self { shared }, driver)
     }
 
