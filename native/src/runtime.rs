@@ -1,8 +1,7 @@
-//! Threads and tasks: where they run, what a panic ends, and how they share a processor.
+//! Threads and tasks: where they run, and what a panic ends.
 
 pub mod fault_injection;
 pub mod locks;
-pub mod sched_slice;
 pub mod supervision;
 pub mod task_tracker;
 pub mod thread;

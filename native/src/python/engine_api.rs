@@ -20,7 +20,6 @@ use crate::events::{Event, EventQueue};
 use crate::matching::queues::Post;
 use crate::quic::tls::Identity;
 use crate::runtime::locks::locked;
-use crate::runtime::sched_slice;
 use crate::runtime::thread::Thread;
 use crate::session::context::Registry;
 use crate::session::engine::Engine;
@@ -103,7 +102,6 @@ impl Core {
         let events = thread::Builder::new().name("hive-events".to_owned()).spawn({
             let engine = Arc::downgrade(&engine);
             move || {
-                let _ = sched_slice::ask(sched_slice::URGENT); // it works without
                 let broke = |why: &str| {
                     if let Some(engine) = engine.upgrade() {
                         engine.broke(why);

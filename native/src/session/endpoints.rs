@@ -21,7 +21,6 @@ use crate::quic::endpoint_state::Dialled;
 use crate::quic::tls::Identity;
 use crate::quic::transport_config::{endpoint_config, transport};
 use crate::runtime::locks::locked;
-use crate::runtime::sched_slice;
 use crate::runtime::supervision;
 use crate::runtime::thread::Thread;
 use crate::udp::socket::Socket;
@@ -70,14 +69,10 @@ impl Engine {
         });
         locked(&self.endpoints).insert(number, served.clone());
         let faults = self.context.faults.clone();
-        let drive = async move {
-            let _ = sched_slice::ask(if bulk { sched_slice::BULK } else { sched_slice::URGENT }); // it works without
-            poll_fn(move |cx| {
-                faults.here("driver");
-                Pin::new(&mut driver).poll(cx)
-            })
-            .await
-        };
+        let drive = poll_fn(move |cx| {
+            faults.here("driver");
+            Pin::new(&mut driver).poll(cx)
+        });
         supervision::spawn(&served.thread, self.clone(), drive);
         let accepts = accept(self.clone(), served.clone());
         supervision::spawn(&served.thread, self.clone(), accepts);
