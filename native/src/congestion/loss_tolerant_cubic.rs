@@ -2,28 +2,34 @@
 //!
 //! A loss lowers the window only where it is a sign of congestion:
 //! - A queue stands. The recent least round trip exceeds the path's least by `QUEUE_SHARE` of it (TCP Veno, Fu and Liew,
-//!   IEEE JSAC 21(2), 2003). A full buffer drops behind a queue; radio and bad cables drop without one.
+//!   IEEE JSAC 21(2), 2003). A full buffer drops behind a queue; radio and bad cables drop without one. The window falls
+//!   to 0.7, yet not below what the path holds without a queue: the rate delivered in the last round, times the least
+//!   round trip (TCP Westwood, Mascolo and others, MobiCom 2001).
 //! - More than `LOSS_SHARE` of a round is lost, queue or not (LossThresh of draft-ietf-ccwg-bbr). A buffer too short to
 //!   show a queue, or a policer, drops so.
 //! - The peer reports ECN marks, or congestion persists (RFC 9002 7.6).
 //!
-//! All else is CUBIC. Beside CUBIC both see the same queue and the same losses, so both have the same share. Alone on a
-//! path with random loss, the window swings between 0.7 and 1 of the path and the queue that counts as one: at a
-//! threshold of an eighth that is 0.79 to 1.125 of the path, mostly near the upper end.
+//! Beside CUBIC, where the buffer holds 0.43 of the path or more, both cut by the same 0.7 at the same losses, so both
+//! have the same share: 1 / 1.43 is what 0.7 leaves of a full path and its queue. A shorter buffer favours this law.
+//! Alone on a path with random loss, the window stays between the path and 1.125 of it.
 //!
 //! The path's least is remembered for a minute at least. Where it is too low, for the route became longer, this is plain
 //! CUBIC. Where it is too high, for others' queue never ends, losses up to `LOSS_SHARE` pass for random.
 
-use std::any::Any;
 use std::time::{Duration, Instant};
-
-use quinn_proto::RttEstimator;
-use quinn_proto::congestion::{Controller, ControllerMetrics, Cubic};
 
 use super::acked_packets::AckedPackets;
 use super::min_rtt::MinRtt;
 
-/// Of the least round trip. CUBIC's swing of 0.3 changes the round trip by more where a queue stands.
+const BETA: f64 = 0.7;
+/// Packets a second cubed.
+const C: f64 = 0.4;
+const RENO_ALPHA: f64 = 3.0 * (1.0 - BETA) / (1.0 + BETA);
+/// CUBIC's window grows at most by this in a round trip (RFC 9438 4.2).
+const GROWTH_MAX: f64 = 1.5;
+const WINDOW_PACKETS_INITIAL: f64 = 10.0;
+const WINDOW_PACKETS_MIN: f64 = 2.0;
+/// Of the least round trip. CUBIC's cut to 0.7 changes the round trip by more where a queue stands.
 const QUEUE_SHARE: f64 = 1.0 / 8.0;
 /// Below 4 ms of round trip: less is a sender's own burst.
 const QUEUE_S_MIN: f64 = 0.0005;
@@ -33,48 +39,148 @@ const RECENT_SHARE: f64 = 1.0 / 4.0;
 const LOSS_SHARE: f64 = 0.02;
 /// What chance adds to it: at 1 % of random loss, 1 round of 10,000 is above.
 const LOSS_DEVIATIONS: f64 = 3.0;
-const ROUND_PACKETS_MIN: f64 = 100.0;
+const LOSS_PACKETS_MIN: f64 = 100.0;
 
 /// Bytes since `began`; it ends with the first acknowledgement of a packet that was sent after that.
 #[derive(Clone, Debug, Default)]
 struct Round {
     began: Option<Instant>,
     acked: f64,
-    lost: f64,
-    lost_sent: Option<Instant>,
 }
 
-impl Round {
+/// Losses of a round, or of as many as make `LOSS_PACKETS_MIN`.
+#[derive(Clone, Debug, Default)]
+struct Losses {
+    acked: f64,
+    lost: f64,
+    sent: Option<Instant>,
+}
+
+impl Losses {
     /// Whether more was lost than `LOSS_SHARE` and chance explain.
-    fn loses(&self, packet_bytes: f64) -> bool {
+    fn many(&self, packet_bytes: f64) -> bool {
         let tolerated = LOSS_SHARE * (self.acked + self.lost) / packet_bytes;
         self.lost / packet_bytes > tolerated + LOSS_DEVIATIONS * tolerated.sqrt()
     }
 }
 
+/// From one cut to the next (RFC 9438 4.2, 4.3). Windows in bytes.
+#[derive(Clone, Debug)]
+struct Epoch {
+    began: Instant,
+    window_max: f64,
+    window_prior: f64,
+    window_reno: f64,
+    k_s: f64,
+}
+
 #[derive(Clone, Debug)]
 pub(super) struct LossTolerantCubic {
-    cubic: Cubic,
     packet_bytes: f64,
+    window_bytes: f64,
+    threshold_bytes: f64,
+    window_max: f64,
+    epoch: Option<Epoch>,
+    /// Packets sent before have been answered by a cut.
+    cut_at: Option<Instant>,
     least: MinRtt,
     recent: MinRtt,
     round: Round,
+    delivered_bytes_per_s: f64,
+    losses: Losses,
     acks: AckedPackets,
-    /// When the last packet was sent that this batch of acknowledgements names.
+    /// Of those: what makes the window grow.
+    growing_bytes: f64,
+    acked_at: Option<Instant>,
     acked_sent: Option<Instant>,
 }
 
 impl LossTolerantCubic {
-    /// `least`: what is known of the path's least round trip.
-    pub(super) fn new(cubic: Cubic, current_mtu: u16, least: MinRtt) -> Self {
+    pub(super) fn new(current_mtu: u16) -> Self {
+        let packet_bytes = f64::from(current_mtu);
         Self {
-            cubic,
-            packet_bytes: f64::from(current_mtu),
-            least,
+            packet_bytes,
+            window_bytes: WINDOW_PACKETS_INITIAL * packet_bytes,
+            threshold_bytes: f64::INFINITY,
+            window_max: 0.0,
+            epoch: None,
+            cut_at: None,
+            least: MinRtt::default(),
             recent: MinRtt::default(),
             round: Round::default(),
+            delivered_bytes_per_s: 0.0,
+            losses: Losses::default(),
             acks: AckedPackets::default(),
+            growing_bytes: 0.0,
+            acked_at: None,
             acked_sent: None,
+        }
+    }
+
+    /// In congestion avoidance, as after a cut to this window, with what is known of the path's least round trip.
+    pub(super) fn in_avoidance(window_bytes: f64, least: MinRtt, current_mtu: u16, now: Instant) -> Self {
+        let mut law = Self::new(current_mtu);
+        law.least = least;
+        law.window_bytes = window_bytes / BETA;
+        law.cut(0.0, now);
+        law
+    }
+
+    pub(super) fn window_bytes(&self) -> f64 {
+        self.window_bytes
+    }
+
+    pub(super) fn set_packet_bytes(&mut self, packet_bytes: f64) {
+        self.packet_bytes = packet_bytes;
+        self.window_bytes = self.window_bytes.max(self.window_min());
+    }
+
+    pub(super) fn on_sent(&mut self, now: Instant) {
+        self.round.began.get_or_insert(now);
+    }
+
+    pub(super) fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, app_limited: bool) {
+        self.acks.add(now, sent, bytes, app_limited);
+        self.acked_sent = self.acked_sent.max(Some(sent));
+        if !app_limited && self.cut_at.is_none_or(|cut_at| sent > cut_at) {
+            self.growing_bytes += bytes as f64;
+        }
+    }
+
+    pub(super) fn on_end_acks(&mut self, now: Instant) {
+        let acks = std::mem::take(&mut self.acks);
+        let Some(rtt_s) = acks.rtt_s else {
+            return;
+        };
+        self.least.add(rtt_s, now, LEAST_SPAN);
+        let span_s = RECENT_SHARE * self.least.least_s();
+        self.recent.add(rtt_s, now, Duration::from_secs_f64(span_s));
+        self.grow(rtt_s, now);
+        self.round.acked += acks.bytes as f64;
+        self.losses.acked += acks.bytes as f64;
+        if let Some(began) = self.round.began
+            && self.acked_sent >= Some(began)
+        {
+            self.end_round(now.saturating_duration_since(began).as_secs_f64(), now);
+        }
+    }
+
+    pub(super) fn on_congestion_event(&mut self, now: Instant, sent: Instant, persistent: bool, lost_bytes: u64) {
+        self.losses.lost += lost_bytes as f64;
+        self.losses.sent = self.losses.sent.max(Some(sent));
+        if self.answered(sent) {
+            return;
+        }
+        if persistent {
+            self.cut(0.0, now);
+            self.window_max = self.window_bytes;
+            self.window_bytes = self.window_min();
+            self.epoch = None;
+            self.cut_at = None;
+        } else if lost_bytes == 0 {
+            self.cut(0.0, now); // so the stack reports ECN marks
+        } else if self.queue_stands() {
+            self.cut(self.delivered_bytes_per_s * self.least.least_s(), now);
         }
     }
 
@@ -83,79 +189,83 @@ impl LossTolerantCubic {
         self.recent.least_s() > least_s + QUEUE_S_MIN.max(QUEUE_SHARE * least_s)
     }
 
-    fn end_round(&mut self, now: Instant) {
+    fn answered(&self, sent: Instant) -> bool {
+        self.cut_at.is_some_and(|cut_at| sent <= cut_at)
+    }
+
+    fn window_min(&self) -> f64 {
+        WINDOW_PACKETS_MIN * self.packet_bytes
+    }
+
+    fn end_round(&mut self, length_s: f64, now: Instant) {
         let round = std::mem::take(&mut self.round);
-        if round.loses(self.packet_bytes)
-            && let Some(sent) = round.lost_sent
-        {
-            self.cubic.on_congestion_event(now, sent, false, round.lost as u64);
+        self.delivered_bytes_per_s = round.acked / length_s.max(self.least.least_s());
+        if self.losses.acked + self.losses.lost < LOSS_PACKETS_MIN * self.packet_bytes {
+            return;
         }
-    }
-}
-
-impl Controller for LossTolerantCubic {
-    fn on_sent(&mut self, now: Instant, bytes: u64, last_packet_number: u64) {
-        self.round.began.get_or_insert(now);
-        self.cubic.on_sent(now, bytes, last_packet_number);
-    }
-
-    fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, app_limited: bool, rtt: &RttEstimator) {
-        self.acks.add(now, sent, bytes, app_limited);
-        self.acked_sent = self.acked_sent.max(Some(sent));
-        self.cubic.on_ack(now, sent, bytes, app_limited, rtt);
-    }
-
-    fn on_end_acks(&mut self, now: Instant, in_flight: u64, app_limited: bool, largest: Option<u64>) {
-        let acks = std::mem::take(&mut self.acks);
-        if let Some(rtt_s) = acks.rtt_s {
-            self.least.add(rtt_s, now, LEAST_SPAN);
-            let span_s = RECENT_SHARE * self.least.least_s();
-            self.recent.add(rtt_s, now, Duration::from_secs_f64(span_s));
-        }
-        self.round.acked += acks.bytes as f64;
-        let enough = self.round.acked + self.round.lost >= ROUND_PACKETS_MIN * self.packet_bytes;
-        if enough
-            && self
-                .round
-                .began
-                .is_some_and(|began| self.acked_sent.take() >= Some(began))
-        {
-            self.end_round(now);
-        }
-        self.cubic.on_end_acks(now, in_flight, app_limited, largest);
-    }
-
-    fn on_congestion_event(&mut self, now: Instant, sent: Instant, persistent: bool, lost_bytes: u64) {
-        self.round.lost += lost_bytes as f64;
-        self.round.lost_sent = self.round.lost_sent.max(Some(sent));
-        let marked = lost_bytes == 0; // so the stack reports ECN marks
-        if marked || persistent || self.queue_stands() {
-            self.cubic.on_congestion_event(now, sent, persistent, lost_bytes);
+        let losses = std::mem::take(&mut self.losses);
+        if losses.many(self.packet_bytes) && losses.sent.is_some_and(|sent| !self.answered(sent)) {
+            self.cut(0.0, now);
         }
     }
 
-    fn on_mtu_update(&mut self, new_mtu: u16) {
-        self.packet_bytes = f64::from(new_mtu);
-        self.cubic.on_mtu_update(new_mtu);
+    /// Lower the window to `BETA` of it, but not below `path_bytes` (RFC 9438 4.6, 4.7).
+    fn cut(&mut self, path_bytes: f64, now: Instant) {
+        let window = self.window_bytes;
+        self.window_max = if window < self.window_max {
+            window * (1.0 + BETA) / 2.0
+        } else {
+            window
+        };
+        self.window_bytes = (BETA * window).max(path_bytes.min(window)).max(self.window_min());
+        self.threshold_bytes = self.window_bytes;
+        self.cut_at = Some(now);
+        self.epoch = Some(self.epoch_from(window, now));
     }
 
-    fn window(&self) -> u64 {
-        self.cubic.window()
+    fn epoch_from(&self, window_prior: f64, now: Instant) -> Epoch {
+        let window_max = self.window_max.max(self.window_bytes);
+        Epoch {
+            began: now,
+            window_max,
+            window_prior,
+            window_reno: self.window_bytes,
+            k_s: ((window_max - self.window_bytes) / self.packet_bytes / C).cbrt(),
+        }
     }
 
-    fn metrics(&self) -> ControllerMetrics {
-        self.cubic.metrics()
-    }
-
-    fn clone_box(&self) -> Box<dyn Controller> {
-        Box::new(self.clone())
-    }
-
-    fn initial_window(&self) -> u64 {
-        self.cubic.initial_window()
-    }
-
-    fn into_any(self: Box<Self>) -> Box<dyn Any> {
-        self
+    /// Take what was acknowledged: doubled in a round trip in slow start, else by CUBIC.
+    fn grow(&mut self, rtt_s: f64, now: Instant) {
+        let acked = std::mem::take(&mut self.growing_bytes);
+        let since = self.acked_at.replace(now).unwrap_or(now);
+        if self.window_bytes < self.threshold_bytes {
+            self.window_bytes += acked;
+            return;
+        }
+        let mut epoch = match self.epoch.take() {
+            Some(epoch) => epoch,
+            None => self.epoch_from(self.window_bytes, now),
+        };
+        if acked == 0.0 {
+            // Time in which nothing was asked of the window is not counted (RFC 9438 5.8).
+            epoch.began += now.saturating_duration_since(since);
+        } else {
+            let window = self.window_bytes;
+            let cubic = |t_s: f64| C * (t_s - epoch.k_s).powi(3) * self.packet_bytes + epoch.window_max;
+            let t_s = now.saturating_duration_since(epoch.began).as_secs_f64();
+            let alpha = if epoch.window_reno < epoch.window_prior {
+                RENO_ALPHA
+            } else {
+                1.0
+            };
+            epoch.window_reno += alpha * self.packet_bytes * acked / window;
+            self.window_bytes = if cubic(t_s) < epoch.window_reno {
+                window.max(epoch.window_reno)
+            } else {
+                let target = cubic(t_s + rtt_s).clamp(window, GROWTH_MAX * window);
+                window + (target - window) * acked / window
+            };
+        }
+        self.epoch = Some(epoch);
     }
 }

@@ -10,19 +10,16 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use quinn_proto::RttEstimator;
-use quinn_proto::congestion::{Controller, ControllerFactory, ControllerMetrics, Cubic, CubicConfig};
+use quinn_proto::congestion::{Controller, ControllerFactory, ControllerMetrics};
 
 use super::acked_packets::AckedPackets;
 use super::loss_tolerant_cubic::LossTolerantCubic;
-use super::min_rtt::MinRtt;
 use super::pacer::Pacer;
 use super::rate_law::{RateFollower, WINDOW_PACKETS_MIN};
 use super::rate_share::EndpointRate;
 
 /// A connection that yields is given so much more than it uses, so that it can recover; the others have the rest.
 const WANT: f64 = 1.3;
-/// Cubic's share of its window after a loss (RFC 9438): how its window is set to what is wanted.
-const CUBIC_BETA: f64 = 0.7;
 
 pub struct RateBasedConfig {
     pub rate: Arc<EndpointRate>,
@@ -30,8 +27,8 @@ pub struct RateBasedConfig {
 }
 
 impl ControllerFactory for RateBasedConfig {
-    fn build(self: Arc<Self>, now: Instant, current_mtu: u16) -> Box<dyn Controller> {
-        Box::new(RateBased::new(&self, now, current_mtu))
+    fn build(self: Arc<Self>, _now: Instant, current_mtu: u16) -> Box<dyn Controller> {
+        Box::new(RateBased::new(&self, current_mtu))
     }
 }
 
@@ -50,13 +47,9 @@ struct RateBased {
 }
 
 impl RateBased {
-    fn new(config: &RateBasedConfig, now: Instant, current_mtu: u16) -> Self {
+    fn new(config: &RateBasedConfig, current_mtu: u16) -> Self {
         Self {
-            cubic: LossTolerantCubic::new(
-                Cubic::new(Arc::new(CubicConfig::default()), now, current_mtu),
-                current_mtu,
-                MinRtt::default(),
-            ),
+            cubic: LossTolerantCubic::new(current_mtu),
             follower: RateFollower::new(f64::from(current_mtu)),
             following: false,
             current_mtu,
@@ -85,53 +78,47 @@ impl RateBased {
             }
             None if self.following => {
                 self.following = false;
-                let cubic = self.cubic_from_here(now);
-                self.cubic = LossTolerantCubic::new(cubic, self.current_mtu, self.follower.base.clone());
+                self.cubic = self.cubic_from_here(now);
                 self.pace.set(f64::INFINITY, self.follower.packet_bytes, now);
             }
             None => {}
         }
     }
 
-    /// A loss makes CUBIC leave its slow start with `CUBIC_BETA` of its window; so much larger it begins.
-    fn cubic_from_here(&self, now: Instant) -> Cubic {
+    fn cubic_from_here(&self, now: Instant) -> LossTolerantCubic {
         let base_s = self.follower.base.least_s();
         if base_s.is_infinite() {
-            return Cubic::new(Arc::new(CubicConfig::default()), now, self.current_mtu);
+            return LossTolerantCubic::new(self.current_mtu);
         }
         let in_use = (self.follower.pace * base_s).max(WINDOW_PACKETS_MIN * self.follower.packet_bytes);
-        let mut config = CubicConfig::default();
-        config.initial_window((in_use / CUBIC_BETA) as u64);
-        let mut cubic = Cubic::new(Arc::new(config), now, self.current_mtu);
-        cubic.on_congestion_event(now, now, false, 0);
-        cubic
+        LossTolerantCubic::in_avoidance(in_use, self.follower.base.clone(), self.current_mtu, now)
     }
 
     fn in_flight_max(&self) -> u64 {
         if self.following {
             self.follower.window() as u64
         } else {
-            self.cubic.window()
+            self.cubic.window_bytes() as u64
         }
     }
 }
 
 impl Controller for RateBased {
-    fn on_sent(&mut self, now: Instant, bytes: u64, last_packet_number: u64) {
+    fn on_sent(&mut self, now: Instant, bytes: u64, _last_packet_number: u64) {
         self.rate.on_sent(self.member, bytes, now);
         self.look(now);
         self.pace.spend(bytes, now);
-        self.cubic.on_sent(now, bytes, last_packet_number);
+        self.cubic.on_sent(now);
     }
 
-    fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, app_limited: bool, rtt: &RttEstimator) {
+    fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, app_limited: bool, _rtt: &RttEstimator) {
         self.acks.add(now, sent, bytes, app_limited);
         if !self.following {
-            self.cubic.on_ack(now, sent, bytes, app_limited, rtt);
+            self.cubic.on_ack(now, sent, bytes, app_limited);
         }
     }
 
-    fn on_end_acks(&mut self, now: Instant, in_flight: u64, app_limited: bool, largest: Option<u64>) {
+    fn on_end_acks(&mut self, now: Instant, _in_flight: u64, _app_limited: bool, _largest: Option<u64>) {
         let acks = std::mem::take(&mut self.acks);
         if let Some(rtt_s) = acks.rtt_s {
             self.follower.on_rtt(rtt_s, now);
@@ -142,7 +129,7 @@ impl Controller for RateBased {
             self.follower.on_progress(bytes, limited_bytes, now);
             self.pace.set(self.follower.pace, self.follower.packet_bytes, now);
         } else {
-            self.cubic.on_end_acks(now, in_flight, app_limited, largest);
+            self.cubic.on_end_acks(now);
         }
     }
 
@@ -160,7 +147,7 @@ impl Controller for RateBased {
     fn on_mtu_update(&mut self, new_mtu: u16) {
         self.current_mtu = new_mtu;
         self.follower.packet_bytes = f64::from(new_mtu);
-        self.cubic.on_mtu_update(new_mtu);
+        self.cubic.set_packet_bytes(f64::from(new_mtu));
     }
 
     /// What may be in flight, or nothing while the bucket is empty.
@@ -193,7 +180,7 @@ impl Controller for RateBased {
     }
 
     fn initial_window(&self) -> u64 {
-        self.cubic.initial_window()
+        LossTolerantCubic::new(self.current_mtu).window_bytes() as u64
     }
 
     fn into_any(self: Box<Self>) -> Box<dyn Any> {

@@ -190,7 +190,7 @@ fn cubic_goes_on_from_what_was_in_use_when_a_rate_ends() {
         pace: Arc::default(),
     });
     let now = Instant::now();
-    let mut control = RateBased::new(&config, now, 1452);
+    let mut control = RateBased::new(&config, 1452);
     assert_eq!(control.metrics().pacing_rate, None);
     config.rate.give(Some(80_000_000), now);
     control.follower.on_rtt(0.040, now);
