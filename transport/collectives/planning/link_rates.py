@@ -8,8 +8,9 @@ WINDOWS_KEPT count, without the top OUTLIERS. Idle links say nothing: what was m
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from transport.engine.base import ConnectionStatistics
 
@@ -43,23 +44,18 @@ class LinkReport:
     rtt_us: Mapping[int, int]
 
 
-@dataclass(frozen=True)
-class _Slot:
-    took_s: float
-    sent: Mapping[int, int]
-    received: Mapping[int, int]
-
-
-_Window = tuple[_Slot, ...]
+Carried: TypeAlias = tuple[float, Mapping[int, int]]
+"""Seconds, and the bytes to or from each rank in them."""
 
 
 class LinkRates:
     """The slots of one rank. In the transport's thread."""
 
     def __init__(self) -> None:
-        self._slots: deque[_Slot] = deque(maxlen=WINDOW_SLOTS)
-        self._up: deque[_Window] = deque(maxlen=WINDOWS_KEPT)
-        self._down: deque[_Window] = deque(maxlen=WINDOWS_KEPT)
+        self._sent: deque[Carried] = deque(maxlen=WINDOW_SLOTS)
+        self._received: deque[Carried] = deque(maxlen=WINDOW_SLOTS)
+        self._up: deque[Carried] = deque(maxlen=WINDOWS_KEPT)
+        self._down: deque[Carried] = deque(maxlen=WINDOWS_KEPT)
         self._counters: dict[int, tuple[int, int]] = {}
         self._rtt_us: dict[int, int] = {}
         self._since_s = 0.0
@@ -77,18 +73,15 @@ class LinkRates:
         counters = {rank: (one.delivered_bytes, one.received_bytes) for rank, one in connections.items()}
         took_s = now_s - self._since_s
         known = [rank for rank in counters if rank in self._counters]
-        if took_s > 2 * SLOT_S:
-            self._slots.clear()
-        else:
-            sent = {rank: max(counters[rank][0] - self._counters[rank][0], 0) for rank in known}
-            received = {rank: max(counters[rank][1] - self._counters[rank][1], 0) for rank in known}
-            self._slots.append(_Slot(took_s, sent, received))
-        window = tuple(self._slots)
-        if len(window) == WINDOW_SLOTS:
-            if _continuous([(sum(slot.sent.values()), slot.took_s) for slot in window]):
-                self._up.append(window)
-            if _continuous([(sum(slot.received.values()), slot.took_s) for slot in window]):
-                self._down.append(window)
+        for slots, windows, which in ((self._sent, self._up, 0), (self._received, self._down, 1)):
+            if took_s > 2 * SLOT_S:
+                slots.clear()
+                continue
+            slots.append(
+                (took_s, {rank: max(counters[rank][which] - self._counters[rank][which], 0) for rank in known})
+            )
+            if len(slots) == WINDOW_SLOTS and _continuous(slots):
+                windows.append(_together(slots))
         self.see_round_trips(connections)
         self._counters, self._since_s = counters, now_s
 
@@ -104,27 +97,33 @@ class LinkRates:
         Args:
             far: ranks of the endpoint that are at other sites.
         """
-        up = [[(slot.sent, slot.took_s) for slot in window] for window in self._up]
-        down = [[(slot.received, slot.took_s) for slot in window] for window in self._down]
         return LinkReport(
-            up_bits_per_s=_nearly_most([_rate(window, None) for window in up]),
-            down_bits_per_s=_nearly_most([_rate(window, None) for window in down]),
-            far_up_bits_per_s=_nearly_most([_rate(window, far) for window in up]),
-            far_down_bits_per_s=_nearly_most([_rate(window, far) for window in down]),
+            up_bits_per_s=_nearly_most([_rate(window, None) for window in self._up]),
+            down_bits_per_s=_nearly_most([_rate(window, None) for window in self._down]),
+            far_up_bits_per_s=_nearly_most([_rate(window, far) for window in self._up]),
+            far_down_bits_per_s=_nearly_most([_rate(window, far) for window in self._down]),
             rtt_us=dict(self._rtt_us),
         )
 
 
-def _continuous(slots: Sequence[tuple[int, float]]) -> bool:
-    """Whether something went through all the time; each slot's bytes and seconds."""
-    mean = sum(nbytes for nbytes, _ in slots) / sum(took_s for _, took_s in slots)
-    return mean > 0 and all(nbytes / took_s >= CONTINUOUS * mean for nbytes, took_s in slots)
+def _continuous(slots: Collection[Carried]) -> bool:
+    """Whether something went through all the time."""
+    mean = _rate(_together(slots), None)
+    return mean > 0 and all(_rate(slot, None) >= CONTINUOUS * mean for slot in slots)
+
+
+def _together(slots: Collection[Carried]) -> Carried:
+    total: dict[int, int] = {}
+    for _, nbytes in slots:
+        for rank, count in nbytes.items():
+            total[rank] = total.get(rank, 0) + count
+    return sum(took_s for took_s, _ in slots), total
 
 
 def _nearly_most(rates: Sequence[int]) -> int:
     return sorted(rates)[-1 - int(OUTLIERS * len(rates))] if rates else 0
 
 
-def _rate(window: Sequence[tuple[Mapping[int, int], float]], among: frozenset[int] | None) -> int:
-    nbytes = sum(count for slot, _ in window for rank, count in slot.items() if among is None or rank in among)
-    return int(8 * nbytes / sum(took_s for _, took_s in window))
+def _rate(carried: Carried, among: frozenset[int] | None) -> int:
+    took_s, nbytes = carried
+    return int(8 * sum(count for rank, count in nbytes.items() if among is None or rank in among) / took_s)
