@@ -3,57 +3,22 @@
 torch 2.15 fires a group's pre- and post-hooks in its dispatcher. That then calls the group's Backend, and wraps what it
 returns: the wrapper forwards `wait` and `get_future` alone, its `is_completed()` is False for ever, and a receive from
 any rank does not say from which. So the Backend hands its own Work over here, beside torch.
-
-The dispatcher's operations are called by name, as torch's graphs do. A process group's C++ method would do the same,
-but calls what overrides it, which is where we come from.
 """
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from integrations.torch_backend.work import HiveWork
 
+_ProcessGroup: Any = dist.ProcessGroup
 _MILLISECOND = timedelta(milliseconds=1)
-
-OPERATIONS = {
-    "all_gather_single": "_allgather_base_",
-    "all_gather_single_coalesced": "allgather_into_tensor_coalesced_",
-    "all_to_all_single": "alltoall_base_",
-    "allgather": "allgather_",
-    "allgather_coalesced": "allgather_coalesced_",
-    "allreduce": "allreduce_",
-    "allreduce_coalesced": "allreduce_coalesced_",
-    "alltoall": "alltoall_",
-    "barrier": "barrier",
-    "broadcast": "broadcast_",
-    "gather": "gather_",
-    "recv": "recv_",
-    "recv_anysource": "recv_any_source_",
-    "reduce": "reduce_",
-    "reduce_scatter": "reduce_scatter_",
-    "reduce_scatter_single": "_reduce_scatter_base_",
-    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced_",
-    "scatter": "scatter_",
-    "send": "send",
-}
-"""A process group's methods, and the operations of the library `c10d` that they are."""
-_FROM_OPTIONS: dict[str, Callable[[Any], object]] = {
-    "reduce_op": lambda opts: opts.reduceOp.boxed(),
-    "root_rank": lambda opts: opts.rootRank,
-    "root_tensor": lambda opts: opts.rootTensor,
-    "device_ids": lambda opts: opts.device_ids,
-    "sparse_indices": lambda opts: None,
-    "async_op": lambda opts: opts.asyncOp,
-    "timeout": lambda opts: opts.timeout // _MILLISECOND,
-}
-"""Parameters of those operations that a method has in its options object. All others are the method's, in order."""
 
 
 class _Calls(threading.local):
@@ -75,37 +40,70 @@ def hand_over(work: HiveWork) -> None:
 def takes(method: str, arguments: Sequence[Any]) -> bool:
     """Whether the dispatcher can take a call: it finds the device by the tensors, of which there has to be one."""
     tensors = any(isinstance(one, torch.Tensor) or (isinstance(one, Sequence) and one) for one in arguments)
-    return method in OPERATIONS and (tensors or method == "barrier")
+    return method in METHODS and (tensors or method == "barrier")
 
 
-def call(boxed_group: object, method: str, arguments: Sequence[Any]) -> HiveWork:
-    """Dispatch a call of one of `OPERATIONS`, and return the Work that the group's Backend made for it.
+def call(group: Any, method: str, arguments: Sequence[Any]) -> HiveWork:
+    """Dispatch a call of one of `METHODS`, and return the Work that the group's Backend made for it.
 
     Args:
-        boxed_group: `ProcessGroup.boxed()`.
+        group: the process group.
         method: its name.
         arguments: in the form that has an options object last, where the method takes one.
     """
-    operation, parameters = _operation(method)
-    rest = iter(arguments)
-    opts = arguments[-1]
-    if method == "barrier":  # the operation takes a tensor, for its device alone
-        rest = iter([torch.empty(1, dtype=torch.uint8, device=opts.device or "cpu")])
-    filled = [
-        boxed_group if name == "process_group" else _FROM_OPTIONS[name](opts) if name in _FROM_OPTIONS else next(rest)
-        for name in parameters
-    ]
     works: list[HiveWork] = []
     _calls.works.append(works)
     try:
-        operation(*filled)
+        METHODS[method](group, *arguments)
     finally:
         _calls.works.pop()
     return works[0]
 
 
-@functools.cache
-def _operation(method: str) -> tuple[Callable[..., object], tuple[str, ...]]:
-    """An operation and its parameters' names."""
-    operation = getattr(torch.ops.c10d, OPERATIONS[method]).default
-    return operation, tuple(argument.name for argument in operation._schema.arguments)
+def _inherited(name: str) -> Callable[..., object]:
+    """torch's own method, for a class that overrides it: what `super()` is to an override.
+
+    pybind11 calls the override again, and so comes back here without end, unless the caller has the override's name.
+    """
+    method = getattr(_ProcessGroup, name)
+
+    def inherited(self: Any, *arguments: Any) -> object:
+        return method(self, *arguments)
+
+    inherited.__code__ = inherited.__code__.replace(co_name=name)
+    return inherited
+
+
+# torch looks these three up by an older name as well, so that no caller has the right one: the operation itself.
+
+
+def _all_to_all_single(group: Any, output: Any, source: Any, rows_out: Any, rows_in: Any, opts: Any) -> object:
+    timeout_ms = opts.timeout // _MILLISECOND
+    return torch.ops.c10d.alltoall_base_(output, source, group.boxed(), rows_out, rows_in, opts.asyncOp, timeout_ms)
+
+
+def _all_gather_single_coalesced(group: Any, outputs: Any, inputs: Any, opts: Any) -> object:
+    return torch.ops.c10d.allgather_into_tensor_coalesced_(outputs, inputs, group.boxed(), opts.asyncOp)
+
+
+def _reduce_scatter_single_coalesced(group: Any, outputs: Any, inputs: Any, opts: Any) -> object:
+    timeout_ms = opts.timeout // _MILLISECOND
+    return torch.ops.c10d.reduce_scatter_tensor_coalesced_(
+        outputs, inputs, group.boxed(), opts.reduceOp.boxed(), opts.asyncOp, timeout_ms
+    )
+
+
+METHODS: dict[str, Callable[..., object]] = {
+    "all_gather_single_coalesced": _all_gather_single_coalesced,
+    "all_to_all_single": _all_to_all_single,
+    "reduce_scatter_single_coalesced": _reduce_scatter_single_coalesced,
+    **{
+        name: _inherited(name)
+        for name in (
+            *("all_gather_single", "allgather", "allgather_coalesced", "allreduce", "allreduce_coalesced", "alltoall"),
+            *("barrier", "broadcast", "gather", "recv", "recv_anysource", "reduce", "reduce_scatter"),
+            *("reduce_scatter_single", "scatter", "send"),
+        )
+    },
+}
+"""A process group's methods that torch dispatches to its Backend."""

@@ -122,7 +122,7 @@ class HiveProcessGroupWithBackend(HiveProcessGroup):
     def run(self, method: Callable[..., Any], arguments: Sequence[Any]) -> Any:
         """Carry out a call by way of torch's dispatcher, where hooks see it."""
         if dispatch.takes(method.__name__, arguments):
-            return dispatch.call(self.boxed(), method.__name__, arguments)
+            return dispatch.call(self, method.__name__, arguments)
         return super().run(method, arguments)
 
 

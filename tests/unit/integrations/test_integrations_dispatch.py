@@ -1,4 +1,4 @@
-"""torch's dispatcher has the operations that a group's methods are, with the arguments that the methods have."""
+"""What of a group's calls goes by way of torch's dispatcher."""
 
 from __future__ import annotations
 
@@ -10,16 +10,23 @@ from integrations.torch_backend import dispatch
 from integrations.torch_backend.c10d_methods import Methods
 
 
-@pytest.mark.parametrize("method", dispatch.OPERATIONS)
-def test_a_method_has_what_its_operation_takes(method: str) -> None:
+@pytest.mark.parametrize("method", dispatch.METHODS)
+def test_a_method_of_the_dispatcher_is_one_of_torchs_and_of_ours(method: str) -> None:
     assert callable(getattr(Methods, method))
     assert callable(getattr(dist.ProcessGroup, method))
-    _, parameters = dispatch._operation(method)
-    own = [name for name in parameters if name != "process_group" and name not in dispatch._FROM_OPTIONS]
-    assert parameters.count("process_group") == 1
-    assert len(own) == {"send": 3, "recv": 3, "recv_anysource": 2, "all_to_all_single": 4}.get(
-        method, 1 if method in ("allreduce", "allreduce_coalesced", "barrier", "broadcast", "reduce") else 2
-    )
+
+
+@pytest.mark.parametrize(
+    ("operation", "parameters"),
+    [
+        ("alltoall_base_", "output input process_group output_split_sizes input_split_sizes async_op timeout"),
+        ("allgather_into_tensor_coalesced_", "outputs inputs process_group async_op"),
+        ("reduce_scatter_tensor_coalesced_", "outputs inputs process_group reduce_op async_op timeout"),
+    ],
+)
+def test_operations_that_are_called_by_name_take_what_they_get(operation: str, parameters: str) -> None:
+    schema = getattr(torch.ops.c10d, operation).default._schema
+    assert " ".join(argument.name for argument in schema.arguments) == parameters
 
 
 def test_a_call_without_a_tensor_is_not_the_dispatchers() -> None:
