@@ -61,7 +61,8 @@ case $what in
     cargo_for test --no-default-features
     cargo_for rustc --lib -- -Zexternal-clangrt # the runtime is loaded before, not a part of the module
     module
-    (($#)) || set -- tests/loopback/native_engine/test_engine_native.py tests/loopback/native_engine/test_engine_native_lent.py
+    (($#)) || set -- tests/loopback/native_engine/test_engine_native.py \
+      tests/loopback/native_engine/test_engine_native_lent.py tests/loopback/native_engine/test_native_executor.py
     rm -f "$built"/report.*
     ASAN_OPTIONS+=:log_path=$built/report # pytest would keep to itself what the process says at its end
     engine_tests "$runtime" "$@" || { status=$?; cat "$built"/report.* >&2 2>/dev/null || true; exit "$status"; }

@@ -201,6 +201,24 @@ def resized(one: bytearray) -> bool:
     return True
 
 
+def test_connections_that_are_lost_in_the_middle_lose_nothing(world):
+    groups = world.connect([replace(NATIVE, reconnect_s=LIMIT_S)] * 3)
+    tensors = [np.full(1 << 22, rank + 1, np.float32) for rank in range(3)]
+    works = [group.allreduce(tensor) for group, tensor in zip(groups, tensors, strict=True)]
+    cut = 0
+    for rank in (0, 1, 2, 0):
+        runtime = groups[rank]._runtime
+        before = works[rank].bytes_done
+        wait_until(lambda: works[rank].done() or works[rank].bytes_done > before)  # noqa: B023 - called in this turn
+        for connection in runtime.statistics():
+            runtime._engine.disconnect(connection, wire_code=0, reason="a test")
+            cut += not works[rank].done()
+    for work in works:
+        work.wait(LIMIT_S)
+    assert all((tensor == 6).all() for tensor in tensors)
+    assert cut
+
+
 def test_a_rank_that_does_not_come_is_named_when_the_time_is_over(world):
     groups = world.connect([NATIVE] * 3)
     works = [group.allreduce(np.ones(100_000, np.float32), timeout_s=0.5) for group in groups[:2]]
