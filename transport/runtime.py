@@ -139,7 +139,7 @@ class Runtime:
             socket_path=self._settings.broker,
             delays=self._delays,
             rank_of=bootstrap.peers.rank_of,
-            rates=self._settings.congestion == "rate",
+            rates=self._settings.congestion == "auto",
         )
         self._in_flight = InFlight(
             endpoint=self._endpoint,

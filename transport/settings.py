@@ -12,7 +12,7 @@ from hive_qos.errors import ConfigurationError
 
 ENGINES = ("auto", "native", "aioquic")
 CONGESTION: Mapping[str, tuple[str, ...]] = {
-    "cubic": ENGINES, "reno": ENGINES, "rate": ENGINES, "bbr": ("auto", "native")
+    "auto": ENGINES, "cubic": ENGINES, "reno": ENGINES, "bbr": ("auto", "native")
 }  # fmt: skip
 """Congestion controls, and with which engines they go; `auto` finds out when it has chosen one."""
 JOB_BYTES_MAX = 128
@@ -30,8 +30,8 @@ class Settings:
         advertise: address to tell the others, where it differs from `listen` (containers, NAT); "" for the same.
         interface: take the address of this network interface; "" for any.
         engine: `auto` (native where it is built), `native` or `aioquic`.
-        congestion: of gradients: `cubic`, `reno` (not measured), `rate` (follows the broker's rate, and is `cubic`
-            where there is none) or `bbr` (native alone).
+        congestion: of gradients: `auto` (follows the broker's rate; without one, CUBIC that tolerates random loss on
+            native, CUBIC on aioquic), `cubic`, `reno` (not measured) or `bbr` (native alone).
         job: the job's name, for the broker and in message headers.
         job_secret: authenticates rendezvous entries, with certificates of a CA too; empty for none.
         ca, certificate, key: PEM files of the cluster's CA and of this node; all three or none.
@@ -56,7 +56,7 @@ class Settings:
     advertise: str = ""
     interface: str = ""
     engine: str = "auto"
-    congestion: str = "cubic"
+    congestion: str = "auto"
     job: str = "job"
     job_secret: bytes = field(default=b"", repr=False)
     ca: str = ""
@@ -114,7 +114,7 @@ class Settings:
             advertise=values.get("HIVE_ADVERTISE", ""),
             interface=values.get("HIVE_INTERFACE", ""),
             engine=values.get("HIVE_ENGINE", "") or "auto",
-            congestion=values.get("HIVE_CONGESTION", "") or "cubic",
+            congestion=values.get("HIVE_CONGESTION", "") or "auto",
             job=values.get("HIVE_JOB", "") or "job",
             job_secret=values.get("HIVE_JOB_SECRET", "").encode(),
             ca=values.get("HIVE_CA", ""),

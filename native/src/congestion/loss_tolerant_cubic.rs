@@ -1,17 +1,17 @@
 //! CUBIC (RFC 9438) that tells random loss from congestion: the law of `auto` where no broker's rate is known.
 //!
 //! A loss lowers the window only where it is a sign of congestion:
-//! - A queue stands. The recent least round trip exceeds the path's least by `QUEUE_SHARE` of it (TCP Veno, Fu and Liew,
-//!   IEEE JSAC 21(2), 2003). A full buffer drops behind a queue; radio and bad cables drop without one. The window falls
-//!   to 0.7, yet not below what the path holds without a queue: the rate delivered in the last round, times the least
-//!   round trip (TCP Westwood, Mascolo and others, MobiCom 2001).
+//! - A queue stands: for a quarter of a round trip, every acknowledgement shows the path's least round trip and
+//!   `QUEUE_SHARE` of it, or more (TCP Veno, Fu and Liew, IEEE JSAC 21(2), 2003). A full buffer drops behind a queue;
+//!   radio and bad cables drop without one. The window falls to 0.7, yet not below what the path holds without a queue:
+//!   the rate delivered in the last round, times the least round trip (TCP Westwood, Mascolo and others, MobiCom 2001).
 //! - More than `LOSS_SHARE` of a round is lost, queue or not (LossThresh of draft-ietf-ccwg-bbr). A buffer too short to
 //!   show a queue, or a policer, drops so.
 //! - The peer reports ECN marks, or congestion persists (RFC 9002 7.6).
 //!
 //! Beside CUBIC, where the buffer holds 0.43 of the path or more, both cut by the same 0.7 at the same losses, so both
 //! have the same share: 1 / 1.43 is what 0.7 leaves of a full path and its queue. A shorter buffer favours this law.
-//! Alone on a path with random loss, the window stays between the path and 1.125 of it.
+//! Alone on a path with random loss, the window stays between the path and 1.25 of it.
 //!
 //! The path's least is remembered for a minute at least. Where it is too low, for the route became longer, this is plain
 //! CUBIC. Where it is too high, for others' queue never ends, losses up to `LOSS_SHARE` pass for random.
@@ -30,12 +30,12 @@ const GROWTH_MAX: f64 = 1.5;
 const WINDOW_PACKETS_INITIAL: f64 = 10.0;
 const WINDOW_PACKETS_MIN: f64 = 2.0;
 /// Of the least round trip. CUBIC's cut to 0.7 changes the round trip by more where a queue stands.
-const QUEUE_SHARE: f64 = 1.0 / 8.0;
-/// Below 4 ms of round trip: less is a sender's own burst.
+const QUEUE_SHARE: f64 = 1.0 / 4.0;
+/// Below 2 ms of round trip: less is a sender's own burst.
 const QUEUE_S_MIN: f64 = 0.0005;
 const LEAST_SPAN: Duration = Duration::from_secs(60);
-/// Of a round trip. The least of so long outlasts a late wake-up, and is younger than what a cut changed.
-const RECENT_SHARE: f64 = 1.0 / 4.0;
+/// Of a round trip: one acknowledgement on time tells a late wake-up from a queue, and a cut comes hardly later.
+const JUDGED_SHARE: f64 = 1.0 / 4.0;
 const LOSS_SHARE: f64 = 0.02;
 /// What chance adds to it: at 1 % of random loss, 1 round of 10,000 is above.
 const LOSS_DEVIATIONS: f64 = 3.0;
@@ -64,6 +64,14 @@ impl Losses {
     }
 }
 
+/// A loss that may be congestion, and the least round trip since it was noticed.
+#[derive(Clone, Debug)]
+struct Suspicion {
+    at: Instant,
+    sent: Instant,
+    least_s: f64,
+}
+
 /// From one cut to the next (RFC 9438 4.2, 4.3). Windows in bytes.
 #[derive(Clone, Debug)]
 struct Epoch {
@@ -84,7 +92,7 @@ pub(super) struct LossTolerantCubic {
     /// Packets sent before have been answered by a cut.
     cut_at: Option<Instant>,
     least: MinRtt,
-    recent: MinRtt,
+    suspicion: Option<Suspicion>,
     round: Round,
     delivered_bytes_per_s: f64,
     losses: Losses,
@@ -106,7 +114,7 @@ impl LossTolerantCubic {
             epoch: None,
             cut_at: None,
             least: MinRtt::default(),
-            recent: MinRtt::default(),
+            suspicion: None,
             round: Round::default(),
             delivered_bytes_per_s: 0.0,
             losses: Losses::default(),
@@ -153,8 +161,7 @@ impl LossTolerantCubic {
             return;
         };
         self.least.add(rtt_s, now, LEAST_SPAN);
-        let span_s = RECENT_SHARE * self.least.least_s();
-        self.recent.add(rtt_s, now, Duration::from_secs_f64(span_s));
+        self.judge(rtt_s, now);
         self.grow(rtt_s, now);
         self.round.acked += acks.bytes as f64;
         self.losses.acked += acks.bytes as f64;
@@ -179,14 +186,29 @@ impl LossTolerantCubic {
             self.cut_at = None;
         } else if lost_bytes == 0 {
             self.cut(0.0, now); // so the stack reports ECN marks
-        } else if self.queue_stands() {
-            self.cut(self.delivered_bytes_per_s * self.least.least_s(), now);
+        } else {
+            let least_s = f64::INFINITY;
+            self.suspicion.get_or_insert(Suspicion { at: now, sent, least_s });
         }
     }
 
-    fn queue_stands(&self) -> bool {
+    /// Cut where the loss that is suspected came with a queue.
+    fn judge(&mut self, rtt_s: f64, now: Instant) {
         let least_s = self.least.least_s();
-        self.recent.least_s() > least_s + QUEUE_S_MIN.max(QUEUE_SHARE * least_s)
+        let Some(suspicion) = &mut self.suspicion else {
+            return;
+        };
+        suspicion.least_s = suspicion.least_s.min(rtt_s);
+        let length_s = now.saturating_duration_since(suspicion.at).as_secs_f64();
+        if length_s < JUDGED_SHARE * least_s {
+            return;
+        }
+        let queue_s = suspicion.least_s - least_s;
+        let sent = suspicion.sent;
+        self.suspicion = None;
+        if queue_s > QUEUE_S_MIN.max(QUEUE_SHARE * least_s) && !self.answered(sent) {
+            self.cut(self.delivered_bytes_per_s * least_s, now);
+        }
     }
 
     fn answered(&self, sent: Instant) -> bool {
