@@ -30,8 +30,8 @@ class Settings:
         advertise: address to tell the others, where it differs from `listen` (containers, NAT); "" for the same.
         interface: take the address of this network interface; "" for any.
         engine: `auto` (native where it is built), `native` or `aioquic`.
-        congestion: of gradients: `auto` (follows the broker's rate; without one, CUBIC that tolerates random loss on
-            native, CUBIC on aioquic), `cubic`, `reno` (not measured) or `bbr` (native alone).
+        congestion: of gradients: `auto` (follows the broker's rate; without one, CUBIC, which on native tolerates
+            random loss), `cubic`, `reno` (not measured) or `bbr` (native alone).
         job: the job's name, for the broker and in message headers.
         job_secret: authenticates rendezvous entries, with certificates of a CA too; empty for none.
         ca, certificate, key: PEM files of the cluster's CA and of this node; all three or none.

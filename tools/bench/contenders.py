@@ -26,7 +26,7 @@ class Contender:
             (plain sockets), `backend` (of torch.distributed).
         engine: which of ours, for `engine` and for the backend `hive`.
         congestion: its congestion control; for iperf, the kernel's.
-        rate_share: of the link's rate, the rate that `congestion="rate"` is given.
+        rate_share: of the link's rate, the rate that `congestion="auto"` is given.
         datagram_bytes: UDP payload of a packet.
         backend: of torch.distributed.
     """
@@ -34,7 +34,7 @@ class Contender:
     name: str
     kind: Kind
     engine: str = ""
-    congestion: str = "cubic"
+    congestion: str = "auto"
     rate_share: float = 0.0
     datagram_bytes: int = ORDINARY_BYTES
     backend: str = ""
@@ -69,7 +69,7 @@ def versions() -> dict[str, str]:
 NATIVE = Contender(name="native", kind="engine", engine="native")
 AIOQUIC = Contender(name="aioquic", kind="engine", engine="aioquic")
 GLOO = Contender(name="gloo", kind="gloo")
-IPERF = Contender(name="iperf3", kind="iperf")
+IPERF = Contender(name="iperf3", kind="iperf", congestion="cubic")
 TCP = Contender(name="tcp", kind="tcp")
 
 LOOPBACK = (
@@ -85,7 +85,7 @@ LOSS = (
     NATIVE,
     Contender(name="native bbr", kind="engine", engine="native", congestion="bbr"),
     AIOQUIC,
-    Contender(name="iperf3 cubic", kind="iperf"),
+    Contender(name="iperf3 cubic", kind="iperf", congestion="cubic"),
     Contender(name="iperf3 bbr", kind="iperf", congestion="bbr"),
 )
 LATENCY = (NATIVE, AIOQUIC, GLOO, TCP)
@@ -98,9 +98,9 @@ ALLREDUCE = (
 CONGESTION = (
     NATIVE,
     Contender(name="native bbr", kind="engine", engine="native", congestion="bbr"),
-    Contender(name="native rate 0.9", kind="engine", engine="native", congestion="rate", rate_share=0.9),
-    Contender(name="native rate 1.5", kind="engine", engine="native", congestion="rate", rate_share=1.5),
+    Contender(name="native rate 0.9", kind="engine", engine="native", congestion="auto", rate_share=0.9),
+    Contender(name="native rate 1.5", kind="engine", engine="native", congestion="auto", rate_share=1.5),
     AIOQUIC,
-    Contender(name="aioquic rate 0.9", kind="engine", engine="aioquic", congestion="rate", rate_share=0.9),
-    Contender(name="aioquic rate 1.5", kind="engine", engine="aioquic", congestion="rate", rate_share=1.5),
+    Contender(name="aioquic rate 0.9", kind="engine", engine="aioquic", congestion="auto", rate_share=0.9),
+    Contender(name="aioquic rate 1.5", kind="engine", engine="aioquic", congestion="auto", rate_share=1.5),
 )

@@ -72,8 +72,9 @@ class EngineSettings:
             be held up; less where both sides are native and nothing of Python's is in the way.
         handshake_timeout_s: a connection that is not up by then has failed.
         datagram_bytes: UDP payload of a packet; 1200 passes everywhere, 1452 fits Ethernet without tunnels.
-        congestion: for gradients, `cubic`, `reno` (not measured), `rate` (follows `Engine.set_rate`), or, native
-            only, `bbr`. Native's bulk endpoints use its delay-bounded controller instead.
+        congestion: for gradients, `auto` (follows `Engine.set_rate`; without a rate, CUBIC, which on native
+            tolerates random loss), `cubic`, `reno` (not measured), or, native only, `bbr`. Native's bulk endpoints use
+            its delay-bounded controller instead.
         protocol: which of `PROTOCOLS` is spoken (ALPN); a peer that speaks another is refused in its handshake.
     """
 
@@ -84,7 +85,7 @@ class EngineSettings:
     dead_after_s: float | None = None
     handshake_timeout_s: float = 10.0
     datagram_bytes: int = 1452
-    congestion: str = "cubic"
+    congestion: str = "auto"
     protocol: str = ALPN
 
 
@@ -340,16 +341,16 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def set_rate(self, endpoint: int, bits_per_s: int | None) -> None:
-        """Say how much the connections of an endpoint may send together, where the congestion control is `rate`.
+        """Say how much the connections of an endpoint may send together, where the congestion control is `auto`.
 
         - The rate is of the wire: each datagram counts with 62 bytes of headers (Ethernet, IPv6, UDP). It is an upper
           bound: less is sent where the path gives less, and 0.95 of it at most, because acknowledgements are not held.
         - It is divided among the connections that have data to send, in equal parts; what one of them cannot use,
           because its path gives less, goes to the others.
         - It is followed from the next packet or acknowledgement of each connection on. Native sends less where delay or
-          heavy loss says that the path gives less; aioquic goes by `cubic` below the rate.
+          heavy loss says that the path gives less; aioquic goes by CUBIC below the rate.
         - It is forgotten `RATE_VALID_S` after it was last given. Without a rate (None: not known), connections do as
-          with `cubic`.
+          without `set_rate`: CUBIC, which on native tolerates random loss.
         - Under another congestion control, and for an endpoint that does not exist, nothing comes of it.
 
         Args:

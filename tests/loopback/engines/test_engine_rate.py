@@ -19,7 +19,7 @@ from transport.engine import create_engine
 from transport.engine.base import EngineSettings, SendDone
 from transport.engine.congestion.pacer import RATE_VALID_S
 
-FOLLOWS = EngineSettings(congestion="rate")
+FOLLOWS = EngineSettings(congestion="auto")
 RATE = 40_000_000
 DATAGRAM, HEADERS, HEADROOM = 1452, 62, 0.95
 BURST_BYTES = 60_000
@@ -141,7 +141,7 @@ def test_a_rate_that_is_not_given_again_is_forgotten() -> None:
 
 def test_without_a_rate_and_under_other_controls_nothing_holds_messages_back() -> None:
     size = 3_000_000
-    for congestion in ("rate", "cubic"):
+    for congestion in ("auto", "cubic"):
         with connected(settings=EngineSettings(congestion=congestion)) as (a, b, up, _):
             if congestion == "cubic":
                 a.engine.set_rate(a.endpoint, 1000)
@@ -160,5 +160,5 @@ def test_a_rate_that_cannot_be_is_refused_at_the_call() -> None:
 
 @over(("aioquic", "aioquic"))  # the native engine has all of them
 def test_a_congestion_control_that_an_engine_lacks_is_named_with_those_that_it_has() -> None:
-    with pytest.raises(ConfigurationError, match=r"bbr.*aioquic engine has cubic, reno, rate"):
+    with pytest.raises(ConfigurationError, match=r"bbr.*aioquic engine has auto, cubic, reno"):
         create_engine("aioquic", EngineSettings(congestion="bbr"), lambda events: None)

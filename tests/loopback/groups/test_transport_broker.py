@@ -103,7 +103,7 @@ def test_a_told_rate_is_followed_and_a_broker_that_dies_sets_training_free(tmp_p
         settings = Settings(
             listen="127.0.0.1",
             engine=os.environ["HIVE_ENGINE"],
-            congestion="rate",
+            congestion="auto",
             job_secret=b"secret of the test",
             broker=str(broker.path) if rank == 0 else "off",
         )

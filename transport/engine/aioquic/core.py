@@ -393,7 +393,7 @@ class Core(Loop):
 
     def set_rate(self, number: int, bits_per_s: int | None) -> None:
         """Give an endpoint a rate, or take it away."""
-        if number in self._endpoints and self.settings.congestion == "rate":
+        if number in self._endpoints and self.settings.congestion == "auto":
             self._endpoints[number].pacer.give(bits_per_s, now_s=self._now)
 
     def connect(self, number: int, remote: Address, expected_peer: str | None, attempt: int) -> None:

@@ -48,7 +48,7 @@ class Reno(Counting, RenoCongestionControl):
     """NewReno (RFC 9002)."""
 
 
-CONTROLLERS = {"cubic": "hive-cubic", "reno": "hive-reno", "rate": "hive-cubic"}
-"""By what `EngineSettings.congestion` says. `rate` is CUBIC behind the token bucket of `congestion.pacer`."""
+CONTROLLERS = {"auto": "hive-cubic", "cubic": "hive-cubic", "reno": "hive-reno"}
+"""By what `EngineSettings.congestion` says. `auto` is CUBIC behind the token bucket of `congestion.pacer`."""
 register_congestion_control(CONTROLLERS["cubic"], Cubic)
 register_congestion_control(CONTROLLERS["reno"], Reno)

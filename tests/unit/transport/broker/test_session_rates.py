@@ -87,16 +87,16 @@ def test_under_another_congestion_control_no_rate_is_passed_on() -> None:
 
 
 def test_the_congestion_control_comes_from_the_environment() -> None:
-    assert Settings.from_environment({}).congestion == "cubic"
-    assert Settings.from_environment({"HIVE_CONGESTION": "rate"}).congestion == "rate"
+    assert Settings.from_environment({}).congestion == "auto"
+    assert Settings.from_environment({"HIVE_CONGESTION": "cubic"}).congestion == "cubic"
     assert Settings(engine="native", congestion="bbr").congestion == "bbr"
 
 
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"congestion": "vegas"}, "one of cubic, reno, rate, bbr"),
-        ({"congestion": "bbr", "engine": "aioquic"}, "the aioquic engine has cubic, reno, rate"),
+        ({"congestion": "vegas"}, "one of auto, cubic, reno, bbr"),
+        ({"congestion": "bbr", "engine": "aioquic"}, "the aioquic engine has auto, cubic, reno"),
     ],
 )
 def test_a_control_that_there_is_not_or_not_in_this_engine_names_those_that_there_are(
