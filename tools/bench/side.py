@@ -40,6 +40,10 @@ class Side:
     def begin(self, order: Mapping[str, Any], *, wait_s: float = 30.0) -> None:
         """Give an order and wait until the side is ready for the other one to start."""
         self.tell(order)
+        self.begun(wait_s=wait_s)
+
+    def begun(self, *, wait_s: float) -> None:
+        """Wait until the side is ready in the order that was told."""
         self._expect("begun", wait_s)
 
     def ask(self, order: Mapping[str, Any], *, wait_s: float = 30.0) -> dict[str, Any]:

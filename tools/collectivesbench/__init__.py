@@ -9,6 +9,7 @@ same minute can be compared. It stands on `tools.bench` (processes, records, tur
     bounds      what links and processors allow, pure
     groups      process groups of all contenders            programs/   the ranks
     sweep       operations and sizes in turns: lan, uneven, sites, host
+    training    models trained to a loss, and while a link falls
     figures     arithmetic on raw records, pure             goals       what has to be, beside what was found
     report      figures, ratios and goals as JSON           table, plots    what a person sees
 """

@@ -21,7 +21,7 @@ from tools.measure.reporting import EXIT_INTERRUPTED, console_of, fail, leave_re
 if TYPE_CHECKING:
     from tools.collectivesbench.sweep import Run
 
-SCENARIOS = ("lan", "uneven", "sites", "host")
+SCENARIOS = ("lan", "uneven", "sites", "falling", "training", "host")
 """In the order of a run."""
 
 app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False)
@@ -91,9 +91,11 @@ def _measure(names: Sequence[str], output: Path, settings: Settings, algorithms:
 
 
 def _functions() -> Mapping[str, Callable[[Run], None]]:
+    from tools.collectivesbench import training
     from tools.collectivesbench.sweep import NETWORKS, sweep
 
-    return {name: partial(sweep, scenario=name) for name in NETWORKS}
+    sweeps = {name: partial(sweep, scenario=name) for name in NETWORKS}
+    return {**sweeps, training.FALLING: training.over_a_falling_link, training.TRAINING: training.to_a_loss}
 
 
 def _report(output: Path) -> None:

@@ -37,7 +37,6 @@ def forced(algorithm: str) -> Contender:
     return Contender(name=f"hive {algorithm}", backend="hive", environment=((ALGORITHM, algorithm),))
 
 
-def competing(*, algorithms: Sequence[str] = (), one_host: bool = False) -> tuple[Contender, ...]:
-    """All of a run; on one host TCP's congestion control is nothing that a turn could tell apart."""
-    gloos = (GLOO,) if one_host else (GLOO, GLOO_BBR)
-    return (HIVE, *map(forced, algorithms), *gloos)
+def competing(*, algorithms: Sequence[str] = (), bbr: bool = True) -> tuple[Contender, ...]:
+    """All of a run; without `bbr` where TCP's congestion control makes no difference."""
+    return (HIVE, *map(forced, algorithms), GLOO, *([GLOO_BBR] if bbr else []))

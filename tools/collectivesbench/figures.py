@@ -8,20 +8,29 @@ Definitions
   an upper bound of what Python uses.
 - links_s: what the links need at least. processors_s: the CPU time of all ranks and of the lab's relay, divided by the
   machine's cores. bound_s: the larger of both. of_bound: bound_s by seconds.
+- training: `seconds` from the barrier to the step with the loss, where it was `reached` (1 or 0); `steps` so far.
+- falling: before_s and after_s are medians of a step's time before the fall, and in the last third of what follows it.
+  expected_s: what the links need after the fall for a step's gradients, and what a step took before beside what the
+  links needed then. follow_s: from the fall to the begin of the first three steps in a row within 1.25 of expected_s,
+  or to the end where there are none: a plan that does not follow settles, too, but later than it could.
+- loss_gap: the largest relative difference of the loss to another contender's at the same step of the same seed.
 - A figure of a cell is the median over its repetitions, with the smallest and the largest. A ratio is taken within a
   repetition, and then the median is taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 from tools.bench.figures import GB
 from tools.collectivesbench import bounds
-from tools.collectivesbench.networks import Network
+from tools.collectivesbench.networks import Network, fallen
 
 Record: TypeAlias = Mapping[str, Any]
+FOLLOWED, FOLLOWED_STEPS = 1.25, 3
 
 
 def collective(record: Record) -> dict[str, float]:
@@ -46,6 +55,57 @@ def collective(record: Record) -> dict[str, float]:
         found["python_share"] = min(1.0, python_s / cpu_s)
     found["bound_s"] = max(found["links_s"], found["processors_s"])
     return found | {"of_bound": found["bound_s"] / seconds}
+
+
+def training(record: Record) -> dict[str, float]:
+    """The figures of one training to a loss."""
+    first, curve = record["ranks"][0], record["ranks"][0]["curve"]
+    cpu_s = statistics.mean(rank["cpu_s"] for rank in record["ranks"])
+    found = {"reached": float(first["reached"]), "steps": len(curve), "cpu_s_per_step": cpu_s / len(curve)}
+    return found | ({"seconds": curve[-1][0] - first["begin_s"]} if first["reached"] else {})
+
+
+def falling(record: Record) -> dict[str, float]:
+    """The figures of one training over a link that fell.
+
+    Raises:
+        ValueError: fewer than two steps before the fall, or six after it.
+    """
+    first, fell_s = record["ranks"][0], record["fell_s"]
+    ends_s = [first["begin_s"], *(end_s for end_s, _ in first["curve"])]
+    steps = [(begin_s, end_s - begin_s) for begin_s, end_s in pairwise(ends_s)]
+    before = [step_s for begin_s, step_s in steps if begin_s + step_s <= fell_s]
+    after = [(begin_s, step_s) for begin_s, step_s in steps if begin_s + step_s > fell_s]
+    if len(before) < 2 or len(after) < 2 * FOLLOWED_STEPS:
+        raise ValueError(f"{len(before)} steps before the fall and {len(after)} after it say nothing")
+    after_s = statistics.median(step_s for _, step_s in after[-(len(after) // 3) :])
+    before_s, network, gradient_bytes = statistics.median(before), network_of(record), first["gradient_bytes"]
+    beside_links_s = max(0.0, before_s - bounds.links_s(network, "all_reduce", gradient_bytes))
+    expected_s = beside_links_s + bounds.links_s(fallen(network), "all_reduce", gradient_bytes)
+    follow_s = max(0.0, _followed_at_s(after, expected_s) - fell_s)
+    return {"before_s": before_s, "after_s": after_s, "expected_s": expected_s, "follow_s": follow_s}
+
+
+def _followed_at_s(steps: Sequence[tuple[float, float]], expected_s: float) -> float:
+    """When the first steps in a row begin that are all about as quick as expected; the end where none are."""
+    for place in range(len(steps) - FOLLOWED_STEPS + 1):
+        row = steps[place : place + FOLLOWED_STEPS]
+        if all(step_s <= FOLLOWED * expected_s for _, step_s in row):
+            return row[0][0]
+    return sum(steps[-1])
+
+
+def loss_gap(record: Record, other: Record) -> float:
+    """How far the losses of both are apart at most, over the steps that both made."""
+    pairs = zip(record["ranks"][0]["curve"], other["ranks"][0]["curve"], strict=False)
+    return max((abs(mine / theirs - 1) for (_, mine), (_, theirs) in pairs), default=0.0)
+
+
+BY_KIND: Mapping[str, Callable[[Record], dict[str, float]]] = {
+    "collective": collective,
+    "training": training,
+    "falling": falling,
+}
 
 
 def network_of(record: Record) -> Network:

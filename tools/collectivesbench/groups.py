@@ -39,8 +39,18 @@ class Group:
         Raises:
             BenchError: a rank failed or did not end in time.
         """
+        self.begin(order, wait_s=wait_s)
+        return self.end(wait_s=wait_s)
+
+    def begin(self, order: Mapping[str, Any], *, wait_s: float) -> None:
+        """Give all ranks an order, and wait until they are about to carry it out; BenchError as `order`."""
         for side in self.sides:
-            side.begin(order, wait_s=wait_s)
+            side.tell(order)  # all, before one is waited for: to get ready may be a collective
+        for side in self.sides:
+            side.begun(wait_s=wait_s)
+
+    def end(self, *, wait_s: float) -> list[dict[str, Any]]:
+        """Wait for the ranks' results; BenchError as `order`."""
         return [side.end(wait_s=wait_s) for side in self.sides]
 
 

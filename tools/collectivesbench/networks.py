@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tools.lab import Lab
 
@@ -78,6 +78,12 @@ def one_host(ranks: int) -> Network:
 def falling() -> Network:
     """Four ranks at 100 Mbit/s; the last one's link is to lose rate while they train."""
     return Network(name="100 Mbit/s, one falls to 25", links_bits_per_s=(100_000_000,) * 4)
+
+
+def fallen(network: Network) -> Network:
+    """The network when the last rank's link has fallen to a quarter."""
+    *others, last = network.links_bits_per_s
+    return replace(network, links_bits_per_s=(*others, last // 4))
 
 
 def lab_of(network: Network, *, congestion: str) -> Lab:

@@ -1,4 +1,4 @@
-"""A plot for each scenario: time over payload, with the spread over repetitions and what the links allow."""
+"""A plot for each scenario: time over payload with its spread and what the links allow, or the loss over time."""
 
 from __future__ import annotations
 
@@ -26,13 +26,15 @@ def draw(report: Mapping[str, Any], directory: Path) -> list[Path]:
         cells = [cell for cell in report["cells"] if cell["scenario"] == scenario]
         if not cells:
             continue
+        curves = [curve for curve in report["curves"] if curve["scenario"] == scenario]
         cases, operations = (list(dict.fromkeys(cell[name] for cell in cells)) for name in ("case", "operation"))
         size = (4.6 * len(cases), 3.2 * len(operations) + 0.8)
         figure, axes = plt.subplots(len(operations), len(cases), figsize=size, layout="constrained", squeeze=False)
         for row, operation in enumerate(operations):
             for column, case in enumerate(cases):
                 panel = axes[row][column]
-                _lines(panel, [c for c in cells if (c["operation"], c["case"]) == (operation, case)])
+                shown = [c for c in curves or cells if (c["operation"], c["case"]) == (operation, case)]
+                (_losses if curves else _lines)(panel, shown)
                 panel.set_title(f"{operation}, {case}", fontsize=9)
         figure.legend(*axes[0][0].get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=5)
         figure.suptitle(title)
@@ -57,4 +59,17 @@ def _lines(axes: Axes, cells: list[Cell]) -> None:
     axes.set_yscale("log")
     axes.set_xlabel("MiB")
     axes.set_ylabel("seconds")
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _losses(axes: Axes, curves: list[Cell]) -> None:
+    """Every training's loss; a dotted line where the link fell."""
+    for curve in curves:
+        seconds, losses = zip(*curve["points"], strict=True)
+        label = curve["contender"] if curve["repetition"] == 0 else None
+        axes.plot(seconds, losses, color=COLOURS.get(curve["contender"], OTHER), linewidth=1, label=label)
+        if curve["fell_s"] is not None:
+            axes.axvline(curve["fell_s"], color="#888888", linestyle=":", linewidth=1)
+    axes.set_xlabel("seconds")
+    axes.set_ylabel("loss")
     axes.spines[["top", "right"]].set_visible(False)

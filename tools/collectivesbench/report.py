@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 from tools.bench.figures import ratios, spread
 from tools.bench.records import Record, read
 from tools.collectivesbench import figures
-from tools.collectivesbench.contenders import GLOOS
+from tools.collectivesbench.contenders import GLOO, GLOOS
 from tools.collectivesbench.goals import goals
 
 FILE = "report.json"
@@ -42,17 +42,43 @@ def write(directory: Path) -> dict[str, Any]:
 def compute(head: Record, records: Sequence[Record]) -> dict[str, Any]:
     """The report. Pure."""
     turns: dict[Key, dict[int, dict[str, float]]] = {}
+    curves: dict[tuple[Key, int], Record] = {}
     for record in records:
-        if record["kind"] == "collective" and record["repetition"] >= 0:
-            names = (record["scenario"], record["case"], record["operation"], record["bytes"], record["contender"])
-            turns.setdefault(Key(*names), {})[record["repetition"]] = figures.collective(record)
+        if record["kind"] not in figures.BY_KIND or record["repetition"] < 0:
+            continue
+        try:
+            found = figures.BY_KIND[record["kind"]](record)
+        except ValueError:
+            continue  # it says nothing: the cell then has fewer repetitions, and says how many
+        turns.setdefault(_key(record), {})[record["repetition"]] = found
+        if record["kind"] != "collective":
+            curves[_key(record), record["repetition"]] = record
+    for (key, turn), record in curves.items():
+        other = curves.get((key._replace(contender=GLOO.name), turn))
+        if other is not None:
+            turns[key][turn]["loss_gap"] = figures.loss_gap(record, other)
     cells = [_cell(key, turns) for key in turns]
     return {
         "run": head,
         "cells": cells,
+        "curves": [_curve(key, record) for (key, _), record in curves.items()],
         "goals": goals(cells),
         "failures": [record for record in records if record["kind"] == "failure"],
     }
+
+
+def _key(record: Record) -> Key:
+    """What is trained stands for the operation of a training, which has no bytes."""
+    operation = record["operation"] if record["kind"] == "collective" else record["task"]
+    return Key(record["scenario"], record["case"], operation, record.get("bytes", 0), record["contender"])
+
+
+def _curve(key: Key, record: Record) -> dict[str, Any]:
+    """The loss over the seconds since the begin of a training."""
+    first = record["ranks"][0]
+    points = [(end_s - first["begin_s"], loss) for end_s, loss in first["curve"]]
+    fell_s = None if record["fell_s"] is None else record["fell_s"] - first["begin_s"]
+    return {**key._asdict(), "repetition": record["repetition"], "fell_s": fell_s, "points": points}
 
 
 def _cell(key: Key, turns: Turns) -> dict[str, Any]:
@@ -61,13 +87,14 @@ def _cell(key: Key, turns: Turns) -> dict[str, Any]:
     names = sorted({name for found in mine.values() for name in found})
     cell: dict[str, Any] = {**key._asdict(), "times": {}, "allowed": {}}
     cell["figures"] = {name: spread(list(_series(mine, name).values())) for name in names}
+    metric = "after_s" if key.scenario == "falling" else "seconds"
     for reference in GLOOS:
         theirs = turns.get(key._replace(contender=reference))
-        found = ratios(_series(mine, "seconds"), _series(theirs, "seconds"), inverse=True) if theirs else None
+        found = ratios(_series(mine, metric), _series(theirs, metric), inverse=True) if theirs else None
         if found is not None and theirs is not None:
             cell["times"][reference] = found
-            median_s = statistics.median(_series(theirs, "seconds").values())
-            if cell["figures"]["bound_s"]["median"] > 0:
+            median_s = statistics.median(_series(theirs, metric).values())
+            if "bound_s" in cell["figures"] and cell["figures"]["bound_s"]["median"] > 0:
                 cell["allowed"][reference] = median_s / cell["figures"]["bound_s"]["median"]
     return cell
 

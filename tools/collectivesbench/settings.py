@@ -44,6 +44,10 @@ class Settings:
         worlds: numbers of ranks at 1 Gbit/s and on one host.
         sweeps: what is measured on the network of each scenario.
         row_bytes: small operations are repeated in one turn until so much was passed, `row_max` times at most.
+        training_networks: scenarios of sweeps on whose networks with four ranks models are trained.
+        losses: what is trained, and until which loss; seeds: how often. `steps_max` and `training_s_max` end a
+            training that does not get there.
+        falls: trainings in which a link falls; before_fall_s, after_fall_s: how long each lasts before and after.
         one_s_max: a turn that takes longer fails.
         run_seconds_max: no measurement begins after this; the report says what is missing.
     """
@@ -53,6 +57,14 @@ class Settings:
     sweeps: Mapping[str, tuple[Sweep, ...]] = field(default_factory=_all_sweeps)
     row_bytes: int = 4 * MIB
     row_max: int = 32
+    training_networks: tuple[str, ...] = ("lan", "uneven", "sites")
+    losses: Mapping[str, float] = field(default_factory=lambda: {"transformer": 0.76, "conv net": 0.2})
+    seeds: int = 3
+    steps_max: int = 150
+    training_s_max: float = 400.0
+    falls: int = 5
+    before_fall_s: float = 20.0
+    after_fall_s: float = 40.0
     one_s_max: float = 300.0
     run_seconds_max: float = 6 * 3600.0
 
@@ -74,11 +86,18 @@ QUICK = Settings(
     worlds=(2, 4),
     sweeps={
         "lan": (Sweep(operations=("all_reduce",), payload_bytes=(16 * KIB, MIB, 16 * MIB)),),
-        "uneven": (Sweep(operations=("all_reduce",), payload_bytes=(4 * MIB,)),),
-        "sites": (Sweep(operations=("all_reduce",), payload_bytes=(2 * MIB,)),),
+        "uneven": (Sweep(operations=("all_reduce",), payload_bytes=(2 * MIB,)),),
+        "sites": (Sweep(operations=("all_reduce",), payload_bytes=(MIB,)),),
         "host": (Sweep(operations=("all_reduce",), payload_bytes=(16 * KIB, 16 * MIB)),),
     },
     row_bytes=MIB,
+    training_networks=("lan",),
+    losses={"transformer": 0.8},
+    seeds=1,
+    training_s_max=15.0,
+    falls=1,
+    before_fall_s=5.0,
+    after_fall_s=15.0,
     one_s_max=60.0,
     run_seconds_max=225.0,
 )

@@ -51,7 +51,7 @@ NETWORKS: Mapping[str, Callable[[Settings], Sequence[Network]]] = {
 def sweep(run: Run, scenario: str) -> None:
     """Measure what the settings say of a scenario, on each of its networks."""
     for network in NETWORKS[scenario](run.settings):
-        competing = contenders.competing(algorithms=run.algorithms, one_host=network.one_host)
+        competing = contenders.competing(algorithms=run.algorithms, bbr=not network.one_host)
         with ExitStack() as stack:
             members = joined(run, stack, scenario, network, competing)
             for each in run.settings.sweeps[scenario]:

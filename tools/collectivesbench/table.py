@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from rich import box
@@ -19,10 +19,16 @@ TITLES = {
     "lan": "1  1 Gbit/s to each rank",
     "uneven": "2  One rank behind a quarter of the others' rate",
     "sites": "3  Two sites of two, 100 Mbit/s, 40 ms, 0.5 % loss",
+    "falling": "4  A link of 100 Mbit/s falls to 25 while four ranks train",
+    "training": "5  Training to a fixed loss",
     "host": "6  Ranks of one host",
 }
 HEADS = ("network", "operation", "contender", "ms (lowest … highest)", *(f"times {name}" for name in GLOOS))
 HEADS += ("links' bound", "processors'", "CPU s/GB a rank", "Python's")
+TRAINING_HEADS = ("network", "trained", "contender", "s to the loss (lowest … highest)", *HEADS[4:6])
+TRAINING_HEADS += ("reached", "steps", "CPU s a step a rank", "loss, apart")
+FALLING_HEADS = ("network", "trained", "contender", "s a step before", "s a step after", "expected", *HEADS[4:6])
+FALLING_HEADS += ("s until it follows", "loss, apart")
 GOAL_HEADS = ("goal", "worst", "found", "has to be", "allowed", "")
 NONE = "-"
 
@@ -54,21 +60,53 @@ def sections(report: Mapping[str, Any]) -> list[tuple[str, Sequence[str], Rows]]
     """Title, heads and rows of each table, the goals last."""
     found: list[tuple[str, Sequence[str], Rows]] = []
     for scenario, title in TITLES.items():
-        rows = [_row(cell) for cell in report["cells"] if cell["scenario"] == scenario]
+        heads, row = KINDS.get(scenario, (HEADS, _row))
+        rows = [row(cell) for cell in report["cells"] if cell["scenario"] == scenario]
         if rows:
-            found.append((title, HEADS, rows))
+            found.append((title, heads, rows))
     return [*found, ("Goals", GOAL_HEADS, [_goal(goal) for goal in report["goals"]])]
 
 
 def _row(cell: Cell) -> list[str]:
-    values, times = cell["figures"], cell["times"]
+    values = cell["figures"]
     seconds = values["seconds"]
     row = [cell["case"], f"{cell['operation']} {format_size(cell['bytes'])}", cell["contender"]]
     row.append(f"{_ms(seconds['median'])} ({_ms(seconds['low'])} … {_ms(seconds['high'])})")
-    row += [f"{times[name]['median']:.2f}" if name in times and name != cell["contender"] else NONE for name in GLOOS]
+    row += _times(cell)
     row += [_ms(values["links_s"]["median"]), _ms(values["processors_s"]["median"])]
     row.append(f"{values['cpu_s_per_gb']['median']:.2f}")
     return [*row, f"{values['python_share']['median']:.2f}" if "python_share" in values else NONE]
+
+
+def _training_row(cell: Cell) -> list[str]:
+    row = [cell["case"], cell["operation"], cell["contender"], _figure(cell, "seconds", spread=True), *_times(cell)]
+    return [*row, *(_figure(cell, name) for name in ("reached", "steps", "cpu_s_per_step", "loss_gap"))]
+
+
+def _falling_row(cell: Cell) -> list[str]:
+    row = [cell["case"], cell["operation"], cell["contender"]]
+    row += [_figure(cell, name) for name in ("before_s", "after_s", "expected_s")]
+    return [*row, *_times(cell), _figure(cell, "follow_s", spread=True), _figure(cell, "loss_gap")]
+
+
+KINDS: Mapping[str, tuple[Sequence[str], Callable[[Cell], list[str]]]] = {
+    "training": (TRAINING_HEADS, _training_row),
+    "falling": (FALLING_HEADS, _falling_row),
+}
+"""Scenarios that are no sweeps, with their tables' heads and rows."""
+
+
+def _times(cell: Cell) -> list[str]:
+    times = cell["times"]
+    return [f"{times[name]['median']:.2f}" if name in times and name != cell["contender"] else NONE for name in GLOOS]
+
+
+def _figure(cell: Cell, name: str, *, spread: bool = False) -> str:
+    values = cell["figures"].get(name)
+    if values is None:
+        return NONE
+    text = f"{values['median']:.3g}"
+    return f"{text} ({values['low']:.3g} … {values['high']:.3g})" if spread else text
 
 
 def _goal(goal: Mapping[str, Any]) -> list[str]:

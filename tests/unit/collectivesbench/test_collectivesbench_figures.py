@@ -2,44 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 import pytest
+from collectivesbench_records import HEAD, M, record, trained
 
 from tools.collectivesbench import bounds, figures, networks, report
 from tools.collectivesbench.bounds import WIRE
 from tools.collectivesbench.contenders import competing, forced
-from tools.collectivesbench.networks import Network
 from tools.collectivesbench.settings import MIB, QUICK, Settings
-
-M = 16 * MIB
-HEAD = {"kind": "run"}
-
-
-def record(
-    contender: str,
-    seconds: float,
-    *,
-    scenario: str = "lan",
-    network: Network | None = None,
-    repetition: int = 0,
-    size: int = M,
-    cpu_s: float = 0.1,
-    python_s: float = 0.005,
-) -> dict[str, Any]:
-    """One turn of one operation, whose ranks start one after another and end together."""
-    network = network or networks.equal(2)
-    ranks = [
-        {"begin_s": 100.0 + rank / 1000, "end_s": 100.0 + seconds, "cpu_s": cpu_s, "python_s": python_s}
-        for rank in range(network.ranks)
-    ]
-    machine = {"busy_s": 1.0, "relay_s": 0.0, "seconds": seconds, "stolen_s": 0.0, "cores": 2}
-    return {
-        "kind": "collective", "scenario": scenario, "case": network.name, "contender": contender,
-        "operation": "all_reduce", "bytes": size, "count": 1, "repetition": repetition,
-        "network": asdict(network), "machine": machine, "ranks": ranks,
-    }  # fmt: skip
 
 
 def goal(found: dict[str, Any], part: str) -> dict[str, Any]:
@@ -130,7 +101,7 @@ def test_a_forced_algorithm_competes_beside_the_chosen_one_and_one_host_needs_on
     names = [contender.name for contender in competing(algorithms=["ring"])]
     assert names == ["hive", "hive ring", "gloo cubic", "gloo bbr"]
     assert forced("ring").environment == (("HIVE_ALGORITHM", "ring"),)
-    assert [contender.name for contender in competing(one_host=True)] == ["hive", "gloo cubic"]
+    assert [contender.name for contender in competing(bbr=False)] == ["hive", "gloo cubic"]
 
 
 def test_small_operations_are_repeated_and_large_ones_are_not() -> None:
@@ -141,3 +112,57 @@ def test_small_operations_are_repeated_and_large_ones_are_not() -> None:
     assert settings.repetitions >= 5
     assert QUICK.repeated(None) is QUICK
     assert QUICK.repeated(7).repetitions == 7
+
+
+def test_a_training_takes_until_the_step_with_the_loss() -> None:
+    found = figures.training(trained("hive", [0.5, 0.5, 1.0]))
+    assert found == {"reached": 1.0, "steps": 3, "cpu_s_per_step": pytest.approx(2 / 3), "seconds": pytest.approx(2.0)}
+
+
+def test_a_training_without_the_loss_has_no_time_and_fails_its_goal() -> None:
+    rows = [trained("hive", [1.0], reached=False), trained("hive", [1.0], seed=1)]
+    rows += [trained("gloo cubic", [1.0], seed=seed) for seed in (0, 1)]
+    found = report.compute(HEAD, rows)
+    assert goal(found, "the loss is reached")["passed"] is False
+    assert goal(found, "to the same loss: times Gloo")["value"] == pytest.approx(1.0)
+
+
+LINKS_S = 1.5 * 8 * M * WIRE / 100e6
+FALLEN_S = 8 * M * WIRE / 25e6
+
+
+def test_the_plan_follows_when_three_steps_in_a_row_need_what_links_and_computing_need() -> None:
+    before, after = [LINKS_S + 1.0] * 4, [FALLEN_S + 1.0] * 9
+    disturbed = [40.0, 40.0, FALLEN_S, 40.0]
+    found = figures.falling(trained("hive", before + disturbed + after, fell_s=100.0 + sum(before) + 2.0))
+    assert found["before_s"] == pytest.approx(LINKS_S + 1.0)
+    assert (found["after_s"], found["expected_s"]) == (pytest.approx(FALLEN_S + 1.0), pytest.approx(FALLEN_S + 1.0))
+    assert found["follow_s"] == pytest.approx(sum(disturbed) - 2.0)
+
+
+def test_a_plan_that_settles_on_slow_steps_never_follows() -> None:
+    before, after = [LINKS_S] * 4, [1.5 * FALLEN_S] * 9
+    found = figures.falling(trained("hive", before + after, fell_s=100.0 + sum(before)))
+    assert found["after_s"] == pytest.approx(1.5 * FALLEN_S)
+    assert found["follow_s"] == pytest.approx(sum(after))
+
+
+def test_steps_that_were_never_disturbed_follow_at_once() -> None:
+    assert figures.falling(trained("hive", [FALLEN_S] * 30, fell_s=100.0 + 3 * FALLEN_S))["follow_s"] == 0.0
+
+
+def test_a_fall_with_few_steps_after_it_says_nothing() -> None:
+    rows = [trained("hive", [0.5] * 8, fell_s=103.0)]
+    with pytest.raises(ValueError, match="say nothing"):
+        figures.falling(rows[0])
+    assert report.compute(HEAD, rows)["cells"] == []
+
+
+def test_a_loss_that_knows_of_the_fall_fails_its_goal() -> None:
+    ours, theirs = (trained(name, [0.5] * 30, fell_s=103.2) for name in ("hive", "gloo cubic"))
+    assert goal(report.compute(HEAD, [ours, theirs]), "loss, apart")["passed"] is True
+    end_s, loss = ours["ranks"][0]["curve"][20]
+    ours["ranks"][0]["curve"][20] = (end_s, 1.05 * loss)
+    entry = goal(report.compute(HEAD, [ours, theirs]), "loss, apart")
+    assert entry["value"] == pytest.approx(0.05)
+    assert entry["passed"] is False

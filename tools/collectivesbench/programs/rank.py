@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from tools.bench.programs.conversation import Begun, Order, cpu_s, serve
+from tools.collectivesbench.programs.training import train
 
 TIMEOUT = datetime.timedelta(seconds=300)
 """The slowest measurement: Gloo over cubic TCP on a lossy path, with room."""
@@ -56,6 +57,14 @@ class RankSide:
         if not torch.equal(result, expected):
             raise RuntimeError(f"the result of {order['operation']} is wrong")
         return {"begin_s": begin_s, "end_s": end_s, **used}
+
+    def train(self, order: Order, begun: Begun) -> Mapping[str, Any]:
+        """Train a model; the curve is rank 0's to tell."""
+        begin_cpu_s = cpu_s()
+        found = train(order, begun)
+        if self._options.rank != 0:
+            del found["curve"]
+        return {**found, "cpu_s": cpu_s() - begin_cpu_s}
 
 
 def python_s() -> float:
@@ -116,7 +125,7 @@ def main() -> None:
     parser.add_argument("--world-size", type=int, required=True)
     side = RankSide(parser.parse_args())
     try:
-        serve({"join": side.join, "collective": side.collective})
+        serve({"join": side.join, "collective": side.collective, "train": side.train})
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()

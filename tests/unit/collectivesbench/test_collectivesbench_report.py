@@ -1,0 +1,66 @@
+"""The report of a run from its file to tables and plots, and what the command refuses."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from collectivesbench_records import HEAD, record, trained
+from rich.console import Console
+from typer.testing import CliRunner
+
+from tools.bench.records import Writer
+from tools.collectivesbench import networks, plots, report, table
+from tools.collectivesbench.__main__ import app
+from tools.collectivesbench.settings import MIB
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    writer = Writer(tmp_path)
+    writer.write(HEAD)
+    for contender in ("hive", "gloo cubic"):
+        for size in (MIB, 16 * MIB):
+            writer.write(record(contender, size / 80e6, size=size))
+        writer.write(record(contender, 0.5, scenario="host", network=networks.one_host(2)))
+        writer.write(trained(contender, [0.5] * 30))
+        writer.write(trained(contender, [0.5] * 30, fell_s=103.2))
+    writer.write({"kind": "failure", "scenario": "lan", "contender": "gloo bbr", "error": "[bench] it broke"})
+    writer.close()
+    return tmp_path
+
+
+def test_a_report_is_strict_json_and_every_scenario_has_a_table_and_a_plot(directory: Path) -> None:
+    found = report.write(directory)
+    assert json.loads((directory / report.FILE).read_text(), parse_constant=pytest.fail) == json.loads(
+        json.dumps(found)
+    )
+    titles = [title for title, _, _ in table.sections(found)]
+    assert titles == [*(table.TITLES[name] for name in ("lan", "falling", "training", "host")), "Goals"]
+    made = {path.name for path in plots.draw(found, directory)}
+    assert made == {"lan.png", "falling.png", "training.png", "host.png"}
+
+
+def test_each_row_of_a_table_has_all_its_columns(directory: Path) -> None:
+    found = report.write(directory)
+    for _, heads, rows in table.sections(found):
+        assert {len(row) for row in rows} == {len(heads)}
+    lines = table.markdown(found).splitlines()
+    assert any(line.startswith("| 1 Gbit/s, 2 ranks | all_reduce 16 MiB | hive |") for line in lines)
+
+
+def test_what_failed_is_printed(directory: Path) -> None:
+    out = io.StringIO()
+    table.print_report(Console(file=out, width=250), report.write(directory))
+    assert "Failed: lan: gloo bbr: [bench] it broke" in out.getvalue()
+
+
+def test_an_unknown_scenario_and_a_folder_without_records_are_refused(tmp_path: Path) -> None:
+    refused = CliRunner().invoke(app, ["wan"])
+    assert refused.exit_code == 2
+    assert "no scenario wan; there are lan, uneven" in refused.output
+    refused = CliRunner().invoke(app, ["--report-only", "--output", str(tmp_path)])
+    assert refused.exit_code == 2
+    assert "records.jsonl" in refused.output
