@@ -305,10 +305,10 @@ def test_after_a_failed_agreement_all_plan_as_if_nothing_had_been_measured():
     row = planner.begin(0, link(100, rtt_us={}), now_s=1.0)
     slow = Planner(ranks=range(3), forced="", site="").begin(0, link(10, rtt_us={}), now_s=1.0)
     planner.agreed([row, row, slow])
-    assert planner.choice(problem, LAG).taken.plan.algorithm == "weighted"  # type: ignore[union-attr]
+    assert planner.choice(problem, LAG).taken.plan.algorithm == "weighted"
     planner.failed()
     planner.agreed([row, row, slow])  # one that was under way
-    assert planner.choice(problem, LAG).taken.plan.algorithm == "direct"  # type: ignore[union-attr]
+    assert planner.choice(problem, LAG).taken.plan.algorithm == "direct"
     assert not any(planner.is_due(number) for number in range(1000))
 
 
