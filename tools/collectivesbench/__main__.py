@@ -34,7 +34,8 @@ def bench(
     output: Annotated[Path, typer.Option(help="Where records, report and plots go.")] = Path("out/bench-collectives"),
     quick: Annotated[bool, typer.Option("--quick", help="Within 4 minutes; says less.")] = False,
     repetitions: Annotated[int | None, typer.Option(min=1, help="Turns of the contenders.")] = None,
-    algorithms: Annotated[str, typer.Option(help="Have hive compete with each of these forced, too: direct,ring")] = "",
+    algorithms: Annotated[str, typer.Option(help="Have hive compete with each of these forced, too: direct,tree")] = "",
+    compressions: Annotated[str, typer.Option(help="The same with each of these: bfloat16,int8,int4")] = "",
     report_only: Annotated[
         bool, typer.Option("--report-only", help="Compute from the records that are there.")
     ] = False,
@@ -50,16 +51,19 @@ def bench(
 
             privilege.ensure([sys.executable, "-m", "tools.collectivesbench", *sys.argv[1:]])
         settings = (QUICK if quick else Settings()).repeated(repetitions)
-        forced = [name for name in algorithms.split(",") if name]
+        variants = {
+            "algorithms": [name for name in algorithms.split(",") if name],
+            "compressions": [name for name in compressions.split(",") if name],
+        }
         try:
-            _measure([name for name in SCENARIOS if name in names], output, settings, forced)
+            _measure([name for name in SCENARIOS if name in names], output, settings, variants)
         except KeyboardInterrupt:
             console.print("interrupted; everything is taken down", style="yellow")
             raise typer.Exit(EXIT_INTERRUPTED) from None
     _report(output)
 
 
-def _measure(names: Sequence[str], output: Path, settings: Settings, algorithms: Sequence[str]) -> None:
+def _measure(names: Sequence[str], output: Path, settings: Settings, variants: Mapping[str, Sequence[str]]) -> None:
     from tools.bench.contenders import versions  # the lab among what they import, which wants the privilege
     from tools.bench.records import HEAD, Writer
     from tools.collectivesbench.sweep import Run
@@ -68,7 +72,7 @@ def _measure(names: Sequence[str], output: Path, settings: Settings, algorithms:
         "kind": HEAD,
         "settings": settings.as_record(),
         "scenarios": names,
-        "algorithms": algorithms,
+        "variants": variants,
         "versions": {**versions(), **read_checkout().as_record()},
         "machine": {"cores": os.cpu_count(), "kernel": os.uname().release},
     }
@@ -80,7 +84,7 @@ def _measure(names: Sequence[str], output: Path, settings: Settings, algorithms:
 
     try:
         writer.write(head)
-        run = Run(settings, logs, writer, progress, algorithms=algorithms)
+        run = Run(settings, logs, writer, progress, variants=variants)
         for name in names:
             _functions()[name](run)
     finally:

@@ -1,4 +1,4 @@
-"""Who competes: Gloo over TCP with either congestion control, and `hive` as it comes or with an algorithm forced."""
+"""Who competes: Gloo over TCP with either congestion control; `hive` as it is, forced to an algorithm, compressed."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ class Contender:
         backend: of `torch.distributed`.
         congestion: of TCP on its hosts; without effect on `hive`.
         environment: names and values of its processes' own variables.
+        compression: of `hive`'s all-reduces, as its `pg_options` have it; results are then close, not equal.
     """
 
     name: str
     backend: str
     congestion: str = CUBIC
     environment: tuple[tuple[str, str], ...] = ()
+    compression: str = ""
 
 
 GLOO = Contender(name="gloo cubic", backend="gloo")
@@ -37,6 +39,13 @@ def forced(algorithm: str) -> Contender:
     return Contender(name=f"hive {algorithm}", backend="hive", environment=((ALGORITHM, algorithm),))
 
 
-def competing(*, algorithms: Sequence[str] = (), bbr: bool = True) -> tuple[Contender, ...]:
+def compressed(compression: str) -> Contender:
+    """Hive with all-reduces of float32 compressed."""
+    return Contender(name=f"hive {compression}", backend="hive", compression=compression)
+
+
+def competing(
+    *, algorithms: Sequence[str] = (), compressions: Sequence[str] = (), bbr: bool = True
+) -> tuple[Contender, ...]:
     """All of a run; without `bbr` where TCP's congestion control makes no difference."""
-    return (HIVE, *map(forced, algorithms), GLOO, *([GLOO_BBR] if bbr else []))
+    return (HIVE, *map(forced, algorithms), *map(compressed, compressions), GLOO, *([GLOO_BBR] if bbr else []))

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from hive_qos.units import format_size
-from tools.collectivesbench.contenders import GLOO, GLOO_BBR, HIVE
+from tools.collectivesbench.contenders import GLOO, GLOO_BBR, HIVE, compressed
 from tools.collectivesbench.settings import KIB, MIB
 
+COMPRESSED = tuple(compressed(name).name for name in ("bfloat16", "int8", "int4"))
 LOSS_GAP_MAX = 0.02
 """Of the loss at one step: sums in another order differ in the last bits, and training widens that a little."""
 
@@ -35,10 +36,12 @@ def goals(cells: Sequence[Cell]) -> list[dict[str, Any]]:
         entries.append(_at_most(f"1  {case}, under 64 KiB: of Gloo's latency", 1.2, map(_latency, small)))
     largest = _largest(_of(ours, "uneven", "", _sums))
     entries.append(_at_least("2  100/100/100/25 Mbit/s: times Gloo", 1.35, map(_of_gloo, largest)))
-    largest = _largest(_of(ours, "sites", "", _sums))
-    for reference, least in ((GLOO_BBR.name, 1.5), (GLOO.name, 25.0)):
-        values = [_times(cell, reference) for cell in largest]
-        entries.append(_at_least(f"3  two sites: times {reference}", least, values))
+    for name in (HIVE.name, *dict.fromkeys(c["contender"] for c in cells if c["contender"] in COMPRESSED)):
+        mine = [cell for cell in cells if cell["contender"] == name]
+        largest = _largest(_of(mine, "sites", "", _sums))
+        for reference, least in ((GLOO_BBR.name, 1.5), (GLOO.name, 25.0)):
+            values = [_times(cell, reference) for cell in largest]
+            entries.append(_at_least(f"3  two sites, {name}: times {reference}", least, values))
     for cell in _of(ours, "falling", "", lambda _cell: True):
         follow, gap = cell["figures"]["follow_s"], cell["figures"]["loss_gap"]
         entries.append(_at_most("4  a link falls: s until the plan follows", 10.0, [(follow["high"], "", None)]))

@@ -78,7 +78,7 @@ def start(stack: ExitStack, network: Network, contender: Contender, lab: Lab | N
     for rank in range(network.ranks):
         place = _place(lab, rank)
         argv = python("tools.collectivesbench.programs.rank", "--backend", contender.backend)
-        argv += ["--rank", str(rank), "--world-size", str(network.ranks)]
+        argv += ["--rank", str(rank), "--world-size", str(network.ranks), "--compression", contender.compression]
         env = {"GLOO_SOCKET_IFNAME": place.interface, "HIVE_INTERFACE": place.interface}
         env |= {"HIVE_JOB": "bench", "HIVE_JOB_SECRET": "bench-only-secret-of-this-run", **dict(contender.environment)}
         log = logs / f"{network.name}-{contender.name}-{rank}.log".replace(" ", "-").replace("/", "-")

@@ -23,7 +23,7 @@ class Run(Attempts):
 
     Args:
         logs: where the ranks' own words go.
-        algorithms: names of those that `hive` is forced to, each as one more contender.
+        variants: contenders beside those that are always there, as arguments of `contenders.competing`.
     """
 
     def __init__(
@@ -33,10 +33,15 @@ class Run(Attempts):
         writer: Writer,
         say: Callable[[str], None],
         *,
-        algorithms: Sequence[str] = (),
+        variants: Mapping[str, Sequence[str]],
     ) -> None:
         super().__init__(writer, say, run_seconds_max=settings.run_seconds_max)
-        self.settings, self.logs, self.algorithms = settings, logs, algorithms
+        self.settings, self.logs, self._variants = settings, logs, variants
+
+    def competing(self, *, bbr: bool = True) -> Sequence[Contender]:
+        """All contenders; without `bbr` where TCP's congestion control makes no difference."""
+        algorithms, compressions = (self._variants.get(name, ()) for name in ("algorithms", "compressions"))
+        return contenders.competing(algorithms=algorithms, compressions=compressions, bbr=bbr)
 
 
 NETWORKS: Mapping[str, Callable[[Settings], Sequence[Network]]] = {
@@ -51,7 +56,7 @@ NETWORKS: Mapping[str, Callable[[Settings], Sequence[Network]]] = {
 def sweep(run: Run, scenario: str) -> None:
     """Measure what the settings say of a scenario, on each of its networks."""
     for network in NETWORKS[scenario](run.settings):
-        competing = contenders.competing(algorithms=run.algorithms, bbr=not network.one_host)
+        competing = run.competing(bbr=not network.one_host)
         with ExitStack() as stack:
             members = joined(run, stack, scenario, network, competing)
             for each in run.settings.sweeps[scenario]:

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tools.bench.side import BenchError
-from tools.collectivesbench import contenders, networks
+from tools.collectivesbench import networks
 from tools.collectivesbench.contenders import Contender
 from tools.collectivesbench.groups import Group
 from tools.collectivesbench.networks import Network
@@ -24,7 +24,7 @@ def to_a_loss(run: Run) -> None:
     known = {"lan": networks.equal(4), "uneven": networks.uneven(), "sites": networks.two_sites()}
     for network in (known[name] for name in settings.training_networks):
         with ExitStack() as stack:
-            members = joined(run, stack, TRAINING, network, contenders.competing(algorithms=run.algorithms))
+            members = joined(run, stack, TRAINING, network, run.competing())
             for task, loss in settings.losses.items():
                 for seed in range(settings.seeds):
                     order = {"task": task, "seed": seed, "loss": loss, "steps_max": settings.steps_max}
@@ -38,7 +38,7 @@ def over_a_falling_link(run: Run) -> None:
     """The last rank's link falls in the middle of training, and comes back for the next turn."""
     settings, network = run.settings, networks.falling()
     with ExitStack() as stack:
-        members = joined(run, stack, FALLING, network, contenders.competing(algorithms=run.algorithms, bbr=False))
+        members = joined(run, stack, FALLING, network, run.competing(bbr=False))
         for seed in range(settings.falls):
             order = {"task": "transformer", "seed": seed, "loss": 0.0, "steps_max": 10**6}
             order["seconds_max"] = settings.before_fall_s + settings.after_fall_s

@@ -21,7 +21,7 @@ SETTINGS = Settings(
 def run_into(directory: Path, said: list[str]) -> tuple[Run, Writer]:
     writer = Writer(directory)
     writer.write({"kind": HEAD})
-    return Run(SETTINGS, directory, writer, said.append), writer
+    return Run(SETTINGS, directory, writer, said.append, variants={}), writer
 
 
 def test_every_operation_is_measured_beside_gloo_s_and_its_result_is_right(tmp_path: Path) -> None:

@@ -83,6 +83,16 @@ def test_the_worst_size_decides_and_what_was_not_measured_passes_nothing() -> No
     assert goal(found, "4 ranks, all_reduce of 16 to 64 MiB")["passed"] is None
 
 
+def test_a_compression_that_competes_between_two_sites_has_goals_of_its_own() -> None:
+    sites = networks.two_sites()
+    times = {"hive": 2.0, "hive int8": 1.0, "gloo cubic": 45.0, "gloo bbr": 2.5}
+    rows = [record(name, seconds, scenario="sites", network=sites) for name, seconds in times.items()]
+    found = report.compute(HEAD, rows)
+    assert goal(found, "two sites, hive: times gloo bbr")["passed"] is False
+    assert goal(found, "two sites, hive int8: times gloo bbr")["value"] == pytest.approx(2.5)
+    assert goal(found, "two sites, hive int8: times gloo cubic")["passed"] is True
+
+
 def test_a_latency_goal_is_hive_s_time_of_gloo_s() -> None:
     rows = [record("hive", 0.0011, size=1024), record("gloo cubic", 0.001, size=1024)]
     entry = goal(report.compute(HEAD, rows), "2 ranks, under 64 KiB")
@@ -98,8 +108,8 @@ def test_the_first_repetition_is_in_no_figure() -> None:
 
 
 def test_a_forced_algorithm_competes_beside_the_chosen_one_and_one_host_needs_one_gloo() -> None:
-    names = [contender.name for contender in competing(algorithms=["ring"])]
-    assert names == ["hive", "hive ring", "gloo cubic", "gloo bbr"]
+    names = [contender.name for contender in competing(algorithms=["ring"], compressions=["int8"])]
+    assert names == ["hive", "hive ring", "hive int8", "gloo cubic", "gloo bbr"]
     assert forced("ring").environment == (("HIVE_ALGORITHM", "ring"),)
     assert [contender.name for contender in competing(bbr=False)] == ["hive", "gloo cubic"]
 
