@@ -12,13 +12,15 @@ seconds; later operations of a group with a lost rank raise it at once. Every op
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from hive_qos.errors import MisuseError
 from transport.bootstrap.rendezvous import Rendezvous
 from transport.collectives import calls
+from transport.collectives.codecs import Codec
+from transport.collectives.error_feedback import ErrorFeedback
 from transport.collectives.reduce_op import ReduceOp
 from transport.engine.base import Priority
 from transport.work import Work
@@ -43,7 +45,10 @@ class Group:
         timeout_s: float,
         parent: bool,
         algorithm: str | None = None,
+        compression: str = "",
     ) -> None:
+        self._codec = Codec.named(compression)
+        self._kept = ErrorFeedback()
         self._runtime = runtime
         self._ranks = ranks
         self._owns_runtime = parent
@@ -63,6 +68,7 @@ class Group:
         timeout_s: float = TIMEOUT_S,
         connect_timeout_s: float = 60.0,
         settings: Settings | None = None,
+        compression: str = "",
     ) -> Group:
         """Publish where this rank listens, find the others, and connect to all of them.
 
@@ -74,6 +80,7 @@ class Group:
             timeout_s: default timeout of its operations.
             connect_timeout_s: by then every rank must be there.
             settings: addresses, engine and identity; None reads the `HIVE_*` environment.
+            compression: of its all-reduces, see `allreduce`: "bfloat16", "int8", "int4", or "" for none.
 
         Raises:
             ConfigurationError: a setting cannot work.
@@ -83,6 +90,7 @@ class Group:
         """
         from transport.runtime import Runtime
 
+        Codec.named(compression)  # before anybody waits for us
         runtime = Runtime.connect(
             rendezvous,
             rank=rank,
@@ -91,7 +99,14 @@ class Group:
             timeout_s=connect_timeout_s,
             settings=settings,
         )
-        return cls(runtime, name=name, ranks=tuple(range(world_size)), timeout_s=timeout_s, parent=True)
+        return cls(
+            runtime,
+            name=name,
+            ranks=tuple(range(world_size)),
+            timeout_s=timeout_s,
+            parent=True,
+            compression=compression,
+        )
 
     @classmethod
     async def connect_async(
@@ -104,6 +119,7 @@ class Group:
         timeout_s: float = TIMEOUT_S,
         connect_timeout_s: float = 60.0,
         settings: Settings | None = None,
+        compression: str = "",
     ) -> Group:
         """`connect`, without blocking the event loop: `async with await Group.connect_async(...) as group`."""
         return await asyncio.to_thread(
@@ -115,6 +131,7 @@ class Group:
                 timeout_s=timeout_s,
                 connect_timeout_s=connect_timeout_s,
                 settings=settings,
+                compression=compression,
             )
         )
 
@@ -140,6 +157,7 @@ class Group:
         name: str | None = None,
         timeout_s: float | None = None,
         algorithm: str | None = None,
+        compression: str = "",
     ) -> Group:
         """A group of some of this group's ranks, over the same connections. Nothing is sent; members alone call it.
 
@@ -148,6 +166,7 @@ class Group:
             name: unique in the job and the same on every member; None: made of the ranks, and a count of earlier
                 subgroups of the same ranks.
             algorithm: of its collectives, as `HIVE_ALGORITHM`, the same on every member; None: what the settings say.
+            compression: as `connect`; not the parent's.
 
         Raises:
             ConfigurationError: there is no such algorithm.
@@ -168,6 +187,7 @@ class Group:
             timeout_s=self.timeout_s if timeout_s is None else timeout_s,
             parent=False,
             algorithm=algorithm,
+            compression=compression,
         )
 
     # Collectives. `timeout_s` None means the group's; `priority` orders streams to one peer.
@@ -179,12 +199,29 @@ class Group:
         *,
         timeout_s: float | None = None,
         priority: Priority = Priority.GRADIENT,
+        compression: str | None = None,
+        feedback: Hashable = None,
     ) -> Work:
         """Reduce every rank's `tensor` into it, in place: afterwards all ranks hold the same bits.
 
         Values are taken in rank order; 16-bit floats accumulate in float32. Numerics: docs/reference/transport.md.
+
+        Args:
+            compression: of what is sent, the same on every rank: "bfloat16", "int8", "int4", "" for none; None: the
+                group's. It counts for sums and means of float32 of more than 32 KiB; all others are sent as they are.
+            feedback: what the tensor is called each time, such as its number in a training step: what compression has
+                left out is added the next time. None: it is lost.
+
+        Raises:
+            MisuseError: there is no such compression, or the tensor cannot be reduced so.
         """
-        return self._start(calls.allreduce(self.site, tensor, op), timeout_s, priority)
+        call = calls.allreduce(self.site, tensor, op, self.compression(compression, feedback))
+        return self._start(call, timeout_s, priority)
+
+    def compression(self, compression: str | None = None, feedback: Hashable = None) -> calls.Compression:
+        """For `transport.collectives.calls.allreduce`; arguments and errors as `allreduce`."""
+        codec = self._codec if compression is None else Codec.named(compression)
+        return calls.Compression(codec, self._kept, feedback)
 
     def broadcast(
         self, tensor: object, root: int, *, timeout_s: float | None = None, priority: Priority = Priority.GRADIENT

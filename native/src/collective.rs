@@ -1,5 +1,6 @@
 //! Collectives: schedules that Python plans, carried out without it.
 
+pub mod codecs;
 pub mod in_flight;
 pub mod kernels;
 mod progress;

@@ -47,6 +47,8 @@ fn hive_qos_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(header_tuples::write_header, module)?)?;
     module.add_function(wrap_pyfunction!(collective_api::reduces, module)?)?;
     module.add_function(wrap_pyfunction!(collective_api::reduce, module)?)?;
+    module.add_function(wrap_pyfunction!(collective_api::encode, module)?)?;
+    module.add_function(wrap_pyfunction!(collective_api::decode, module)?)?;
     module.add_class::<collective_api::CollectiveApi>()?;
     module.add_class::<engine_api::Core>()?;
     module.add_class::<received_buffer::Memory>()

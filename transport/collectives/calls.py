@@ -6,12 +6,14 @@ Everything that is the caller's fault is found here, in the caller's thread, bef
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
 
 from hive_qos.errors import MisuseError
+from transport.collectives.codecs import Codec
+from transport.collectives.error_feedback import ErrorFeedback
 from transport.collectives.kernels import check
-from transport.collectives.problem import Operation, Problem
+from transport.collectives.problem import SMALL_BYTES, Operation, Problem
 from transport.collectives.reduce_op import ReduceOp
 from transport.tensors import TensorView, split
 
@@ -26,6 +28,20 @@ class CallContext:
     group: str
     rank: int
     size: int
+
+
+@dataclass(frozen=True)
+class Compression:
+    """How an all-reduce is to be encoded.
+
+    Args:
+        key: what the tensor is called in `kept`, the same each time; None: without error feedback.
+        kept: the group's residuals.
+    """
+
+    codec: Codec
+    kept: ErrorFeedback
+    key: Hashable = None
 
 
 @dataclass(frozen=True)
@@ -61,6 +77,7 @@ class Call:
         dtype: element type of all regions.
         views: of all tensors that are lent, whether they are read or written.
         results: views to write back when all is done.
+        ended_well: called after that.
     """
 
     context: CallContext
@@ -71,6 +88,7 @@ class Call:
     reduce_op: ReduceOp = ReduceOp.SUM
     views: tuple[TensorView, ...] = ()
     results: tuple[TensorView, ...] = ()
+    ended_well: Callable[[], None] | None = None
 
     @property
     def operation(self) -> Operation:
@@ -78,12 +96,20 @@ class Call:
         return self.problem.operation
 
 
-def allreduce(context: CallContext, tensor: object, op: ReduceOp) -> Call:
+def allreduce(context: CallContext, tensor: object, op: ReduceOp, compression: Compression | None = None) -> Call:
+    """Args:
+    compression: for a sum or mean of float32 that is larger than SMALL_BYTES, between two ranks or more; anything
+        else is as exact as without.
+    """
     view = TensorView.of(tensor, writable=True)
     check(view.dtype, op)
 
     words = f"allreduce {op.value} of {view.elems} {view.dtype}"
-    return _call(context, Operation.ALLREDUCE, [view.elems], [view], words=words, results=[view], op=op)
+    call = _call(context, Operation.ALLREDUCE, [view.elems], [view], words=words, results=[view], op=op)
+    adds = view.dtype == "float32" and op in (ReduceOp.SUM, ReduceOp.MEAN)
+    if compression is None or not adds or view.data.nbytes <= SMALL_BYTES or context.size == 1:
+        return call
+    return _encoded(call, compression) if compression.codec else call
 
 
 def broadcast(context: CallContext, tensor: object, root: int) -> Call:
@@ -157,6 +183,24 @@ def all_to_all(context: CallContext, outputs: Sequence[object], inputs: Sequence
 
 def barrier(context: CallContext) -> Call:
     return _call(context, Operation.BARRIER, [], [], words="barrier", results=[])
+
+
+def _encoded(call: Call, compression: Compression) -> Call:
+    codec, key, kept = compression.codec, compression.key, compression.kept
+    encoded = replace(
+        call,
+        problem=replace(call.problem, codec=codec),
+        signature=CallSignature(f"{call.signature.common} as {codec.name.lower()}"),
+    )
+    if key is None:
+        return encoded
+    residual = kept.take(key, call.problem.counts[0])
+    return replace(
+        encoded,
+        problem=replace(encoded.problem, feeds_back=True),
+        buffers=(*call.buffers, residual.view("u1").data),
+        ended_well=lambda: kept.keep(key, residual),
+    )
 
 
 def subgroup_name(parent: str, members: Sequence[int], count: int) -> str:

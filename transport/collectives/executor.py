@@ -187,6 +187,8 @@ class Executor(abc.ABC):
                     view.require_in_place()
                 for view in self.call.results:
                     view.write_back()
+                if self.call.ended_well is not None:
+                    self.call.ended_well()
             except HiveError as error:
                 self.error = error
             except Exception as cause:  # noqa: BLE001 - the caller's memory is gone or has changed its size
@@ -204,14 +206,14 @@ class Executor(abc.ABC):
         else:
             self.fail(self._in_group(error))
 
-    def _mismatch(self, peer: int, header: Header, byte_count: int) -> PeerError | None:
+    def _mismatch(self, peer: int, header: Header, byte_count: int, dtype: str) -> PeerError | None:
         """What is to be said where a message of a rank of the group is not as long, or of another type, as ours."""
-        if (header.length, header.dtype) == (byte_count, self.call.dtype):
+        if (header.length, header.dtype) == (byte_count, dtype):
             return None
         theirs = f"{header.length} bytes of {header.dtype or 'nothing'}"
         return PeerError(
             f"rank {peer}",
-            f"sent {theirs} in {self.work.what} where this rank has {byte_count} of {self.call.dtype or 'nothing'}",
+            f"sent {theirs} in {self.work.what} where this rank has {byte_count} of {dtype or 'nothing'}",
         )
 
     def _in_group(self, error: TransportError) -> TransportError:

@@ -38,7 +38,6 @@ EARLY_MAX = 1024
 """Operations of which something is remembered before this rank begins them, or after; older ones end by timeouts."""
 RETURN_S_MAX = 2.0
 """How long the engine may take to give buffers of an operation that has failed back before the log says so."""
-NATIVE_OPS = frozenset({Op.SEND, Op.RECEIVE, Op.REDUCE, Op.COPY})
 LATE_STEPS = 16
 """Operations that have ended well whose late messages are looked at. They hold what a reconnect doubled, no more."""
 
@@ -203,7 +202,7 @@ class InFlight:
 
     def _takes(self, call: Call, schedule: Schedule) -> bool:
         """Whether the engine carries out this schedule of a call."""
-        if not self._native or not schedule.ops <= NATIVE_OPS:
+        if not self._native:
             return False
         reduce_op = call.reduce_op.value if Op.REDUCE in schedule.ops else None
         return self._endpoint.collectives.takes(call.dtype, reduce_op)

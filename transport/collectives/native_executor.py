@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from hive_qos.errors import CancelledError, HiveError
+from transport.collectives.codecs import ENCODED_DTYPE
 from transport.collectives.executor import Executor
 from transport.engine.base import Collective, CollectiveEnded, Member, StepFailed
 from transport.work import unforeseen
@@ -70,7 +71,9 @@ class NativeExecutor(Executor):
         error = event.error
         if event.header is not None and self.error is None:
             self.check(self.ranks[event.peer], event.header)
-            error = self._mismatch(event.peer, event.header, event.length)
+            error = self._mismatch(event.peer, event.header, event.length, self.call.dtype)
+            # One that would do, had the step not been to receive encoded bytes.
+            error = error or self._mismatch(event.peer, event.header, event.length, ENCODED_DTYPE)
         if error is not None:
             self._step_failed(error)
 

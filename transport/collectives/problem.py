@@ -6,7 +6,9 @@ Both are hashable and the same arithmetic on every rank, so that schedules are m
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from transport.collectives.codecs import Codec, encoded_bytes
 
 SMALL_BYTES = 32 * 1024
 """Below this a tensor is not cut: cutting it would send more messages, and what they cost is not their bytes."""
@@ -37,6 +39,8 @@ class Problem:
         receive_counts: of all others: elements from each rank, buffers 0 to size - 1; () elsewhere.
         chunk_bytes: longest message.
         turn: number of the operation in its group, modulo its size, where small tensors take turns; 0 elsewhere.
+        codec: of an all-reduce of float32, for messages between ranks, or between sites where it goes by site.
+        feeds_back: what encoding leaves out goes into buffer 1, and is added the next time.
     """
 
     operation: Operation
@@ -48,6 +52,12 @@ class Problem:
     root: int = 0
     chunk_bytes: int = 512 * 1024
     turn: int = 0
+    codec: Codec = Codec.NONE
+    feeds_back: bool = False
+
+    def message_bytes(self, elems: int) -> int:
+        """Length of a message of so many elements, encoded where there is a codec."""
+        return elems * self.item_bytes if self.codec is Codec.NONE else encoded_bytes(elems, self.codec)
 
     @property
     def chunk_elems(self) -> int:
@@ -66,17 +76,7 @@ class Problem:
 
     def of_rank(self, rank: int) -> Problem:
         """The same problem as another rank has it, where `counts` are the same on all ranks."""
-        return Problem(
-            operation=self.operation,
-            rank=rank,
-            size=self.size,
-            item_bytes=self.item_bytes,
-            counts=self.counts,
-            receive_counts=self.receive_counts,
-            root=self.root,
-            chunk_bytes=self.chunk_bytes,
-            turn=self.turn,
-        )
+        return replace(self, rank=rank)
 
 
 @dataclass(frozen=True, slots=True)

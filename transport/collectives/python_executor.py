@@ -1,7 +1,7 @@
 """The executor in Python: the reference, and for engines and values that the native one does not take.
 
-A step begins when those in its `after` are done. Sends and receives are handed to the endpoint; reductions and copies,
-at most a chunk each, run here.
+A step begins when those in its `after` are done. Sends and receives are handed to the endpoint; reductions, copies and
+codecs, at most a chunk each, run here.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from hive_qos.errors import CancelledError, TransportError
+from transport.collectives.codecs import ENCODED_DTYPE, Codec, decode, encode
 from transport.collectives.executor import Executor
 from transport.collectives.kernels import reduce_into
 from transport.collectives.reduce_op import ReduceOp
@@ -23,6 +24,8 @@ from transport.work import unforeseen
 
 PART_BITS = 32
 """The bucket of a message is its operation's kind above, and the part below so many bits."""
+CODEC_SHIFT = 8
+"""Above the operation's kind is the codec, so that ranks which encode otherwise notice instead of taking the bytes."""
 
 
 class PythonExecutor(Executor):
@@ -87,8 +90,14 @@ class PythonExecutor(Executor):
                 target, source = map(self._memory, step.regions)
                 target[:] = source
                 self._done(index)
-            case _:
-                raise NotImplementedError(f"{step.op.name} needs a codec")
+            case Op.ENCODE:
+                encoded, source, *residual = map(self._memory, step.regions)
+                encode(encoded, source, residual[0] if residual else None, codec=Codec(step.codec))
+                self._done(index)
+            case Op.DECODE:
+                target, encoded = map(self._memory, step.regions)
+                decode(target, encoded, codec=Codec(step.codec))
+                self._done(index)
 
     def _divides(self, step: Step) -> bool:
         return self.call.reduce_op is ReduceOp.MEAN and bool(step.flags & FINISH)
@@ -102,15 +111,15 @@ class PythonExecutor(Executor):
 
     def _send(self, index: int, step: Step) -> None:
         payload = self._memory(step.regions[0])
-        key = self._key(step.part, tag_of(self._links.rank))
+        key = self._key(step, tag_of(self._links.rank))
         header = Header(
             kind=key.kind,
             group=key.group,
             step=key.step,
             bucket=key.bucket,
             tag=key.tag,
-            dtype=self.call.dtype,
-            shape=(payload.nbytes // self.call.problem.item_bytes,),
+            dtype=self._dtype(step),
+            shape=(payload.nbytes // (1 if step.codec else self.call.problem.item_bytes),),
             length=payload.nbytes,
             call=self.signature.to(step.peer),
         )
@@ -136,11 +145,11 @@ class PythonExecutor(Executor):
             del self._tickets[index]
             if received is not None:
                 self.check(rank, received.header)
-                error = self._mismatch(step.peer, received.header, target.nbytes)
+                error = self._mismatch(step.peer, received.header, target.nbytes, self._dtype(step))
             self._ended_step(index, target.nbytes, error)
 
         buffer = target if target.nbytes else None
-        self._tickets[index] = self._links.receive(rank, self._key(step.part, tag_of(rank)), buffer, end)
+        self._tickets[index] = self._links.receive(rank, self._key(step, tag_of(rank)), buffer, end)
 
     def _ended_step(self, index: int, byte_count: int, error: TransportError | None) -> None:
         if self.error is not None:
@@ -152,14 +161,18 @@ class PythonExecutor(Executor):
             self._done(index)
             self._advance()
 
-    def _key(self, part: int, tag: int) -> MatchKey:
+    def _key(self, step: Step, tag: int) -> MatchKey:
         return MatchKey(
             kind=Kind.COLLECTIVE,
             group=self.call.context.group,
             step=self.number,
-            bucket=self.call.operation << PART_BITS | part,
+            bucket=(step.codec << CODEC_SHIFT | self.call.operation) << PART_BITS | step.part,
             tag=tag,
         )
+
+    def _dtype(self, step: Step) -> str:
+        """Of a step's message."""
+        return ENCODED_DTYPE if step.codec else self.call.dtype
 
     def _memory(self, region: Region) -> memoryview:
         memory = self._scratch if region.buffer == SCRATCH else self._buffers[region.buffer]

@@ -16,13 +16,13 @@ has its target first, then its sources:
 | COPY | target, source | copied |
 | ENCODE | target, source, and the residual where errors are fed back | computed |
 | DECODE | target, source | computed |
-| DECODE_REDUCE | target, encoded sources in rank order | computed |
 
-Regions of one step are equally long, except of the last three; they do not overlap, except where it says so. A message
-is matched by sender, receiver and `part`, which both sides derive from the same arithmetic; within one schedule no two
-sends to one peer have the same part. The operator and the element type are the call's, not the schedule's. REDUCE
-computes ((x0 op x1) op x2) in the accumulator's type (float32 for 16-bit floats) and rounds once. MEAN adds; a
-step with the flag FINISH then divides by the number of ranks, before it rounds. So partial sums may be formed first.
+Regions of one step are equally long, except of the last two: `codecs` says how long. They do not overlap, except where
+it says so. A message is matched by sender, receiver and `part`, which both sides derive from the same arithmetic;
+within one schedule no two sends to one peer have the same part. The operator and the element type are the call's, not
+the schedule's. REDUCE computes ((x0 op x1) op x2) in the accumulator's type (float32 for 16-bit floats) and rounds
+once. MEAN adds; a step with the flag FINISH then divides by the number of ranks, before it rounds. So partial sums may
+be formed first.
 
 `encode` gives the bytes that a native executor takes, little-endian: the header HEADER, then all STEP, then all REGION,
 then the `after` numbers as uint32. Steps refer to their regions and `after` numbers by first index and count.
@@ -55,7 +55,7 @@ HEADER = np.dtype(
 STEP = np.dtype(
     [
         ("op", "u1"),
-        ("codec", "u1"),  # of the last three ops, and of messages that carry encoded bytes; 0 elsewhere
+        ("codec", "u1"),  # of the last two ops, and of messages that carry encoded bytes; 0 elsewhere
         ("flags", "u1"),
         ("reserved", "u1"),
         ("peer", "<u4"),  # rank in the group; 0 where there is none
@@ -79,7 +79,6 @@ class Op(enum.IntEnum):
     COPY = 4
     ENCODE = 5
     DECODE = 6
-    DECODE_REDUCE = 7
 
 
 class Region(NamedTuple):
@@ -211,6 +210,15 @@ class Builder:
 
     def copy(self, target: Region, source: Region, after: Iterable[int] = ()) -> int:
         return self._add(Op.COPY, (target, source), after)
+
+    def encode(
+        self, target: Region, source: Region, residual: Region | None, after: Iterable[int] = (), *, codec: int
+    ) -> int:
+        regions = (target, source) if residual is None else (target, source, residual)
+        return self._add(Op.ENCODE, regions, after, codec=codec)
+
+    def decode(self, target: Region, source: Region, after: Iterable[int] = (), *, codec: int) -> int:
+        return self._add(Op.DECODE, (target, source), after, codec=codec)
 
     def scratch(self, nbytes: int) -> Region:
         """Scratch memory that nobody else has."""

@@ -2,7 +2,7 @@
 //!
 //! Everything here happens in that task, one thing after another: what Python asks for and what the network has done come
 //! through one channel. A step begins when those before it are done. Sends and receives are messages as any others are;
-//! reductions and copies run here, at most a chunk each, behind whatever keeps the network busy.
+//! reductions, copies and codecs run here, at most a chunk each, behind whatever keeps the network busy.
 //!
 //! What Python decides, for it knows the ranks: which connection leads to one now, when one is gone, and what comes of a
 //! step that fails. A lost connection fails nothing: what it carried is sent again over the next one, and what was to come
@@ -243,7 +243,9 @@ impl InFlight {
                     run.awaits(step);
                     self.post(&run, index, step);
                 }
-                Kind::Reduce { .. } | Kind::Copy => self.computations.push_back((number, index)),
+                Kind::Reduce { .. } | Kind::Copy | Kind::Encode(_) | Kind::Decode(_) => {
+                    self.computations.push_back((number, index))
+                }
             }
         }
         for way in ways {

@@ -143,7 +143,7 @@ impl Kernel {
 }
 
 /// What lies in memory, and what is reckoned with instead.
-trait Element: Copy {
+pub(super) trait Element: Copy {
     type Wide: Copy + Default;
     fn widen(self) -> Self::Wide;
     fn narrow(wide: Self::Wide) -> Self;
@@ -315,7 +315,7 @@ float!(f32, f64);
 /// The upper half of a float32.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
-struct Bf16(u16);
+pub(super) struct Bf16(pub u16);
 
 impl Element for Bf16 {
     type Wide = f32;

@@ -9,6 +9,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
+use super::codecs::VALUE_BYTES;
 use super::kernels::Kernel;
 use super::schedule::{Extent, Kind, Region, Schedule, Step};
 use crate::borrowed_buffers::{Borrowed, Payload, Posted, Span};
@@ -18,7 +19,11 @@ use crate::wire::{Header, Key};
 const KIND_COLLECTIVE: u8 = 1;
 /// The bucket of a message is its operation's kind above, and the part below so many bits.
 const PART_BITS: u32 = 32;
+/// Above the operation's kind is the codec.
+const CODEC_SHIFT: u32 = 8;
 const SCRATCH_ALIGN: usize = 16;
+/// Of a message that carries encoded values.
+const ENCODED_DTYPE: &str = "uint8";
 
 /// A member of the group. The own rank has a place in the list too, which nobody looks at.
 pub struct Peer {
@@ -155,7 +160,8 @@ impl Run {
             kind: KIND_COLLECTIVE,
             group: self.call.group.clone(),
             step: self.call.step,
-            bucket: u64::from(self.call.operation) << PART_BITS | u64::from(step.part),
+            bucket: u64::from(u32::from(step.codec) << CODEC_SHIFT | self.call.operation) << PART_BITS
+                | u64::from(step.part),
             attempt: 0,
             epoch: 0,
             tag: u64::from(from),
@@ -174,8 +180,8 @@ impl Run {
         Header {
             key: self.key(step, self.call.peers[self.call.rank as usize].rank),
             job: self.call.job.clone(),
-            dtype: self.call.dtype.clone(),
-            shape: vec![(length / self.call.item_bytes) as u64],
+            dtype: self.dtype(step).to_owned(),
+            shape: vec![(length / if step.codec != 0 { 1 } else { self.call.item_bytes }) as u64],
             length: length as u64,
             weight: 1.0,
             contributors: Vec::new(),
@@ -186,7 +192,15 @@ impl Run {
     /// Whether a message is what a step receives: of this call, as long, and of the same type.
     pub fn accepts(&self, step: &Step, header: &Header) -> bool {
         let called = header.call.is_empty() || header.call == self.peer(step).hears;
-        called && header.length == self.schedule.regions(step)[0].len() as u64 && header.dtype == self.call.dtype
+        called && header.length == self.schedule.regions(step)[0].len() as u64 && header.dtype == self.dtype(step)
+    }
+
+    fn dtype(&self, step: &Step) -> &str {
+        if step.codec != 0 {
+            ENCODED_DTYPE
+        } else {
+            &self.call.dtype
+        }
     }
 
     /// What a step sends; None where that is nothing.
@@ -207,7 +221,7 @@ impl Run {
         (region.len() > 0).then(|| unsafe { Span::new(self.clone(), self.address(&region), region.len()) })
     }
 
-    /// Reduce or copy, as the step says.
+    /// Reduce, copy, encode or decode, as the step says.
     pub fn compute(&self, step: &Step) {
         let regions = self.schedule.regions(step);
         let (target, length) = (self.address(&regions[0]), regions[0].len());
@@ -222,6 +236,13 @@ impl Run {
             }
             // SAFETY: as above, and the two do not overlap.
             (Kind::Copy, _) => unsafe { std::ptr::copy_nonoverlapping(sources[0], target, length) },
+            (Kind::Encode(codec), _) => {
+                let residual = regions.get(2).map(|one| self.address(one));
+                // SAFETY: as above: the lengths are the codec's, target and residual can be written, none overlap.
+                unsafe { codec.encode(target, sources[0], residual, regions[1].len() / VALUE_BYTES) };
+            }
+            // SAFETY: as above.
+            (Kind::Decode(codec), _) => unsafe { codec.decode(target, sources[0], length / VALUE_BYTES) },
             _ => unreachable!("schedules that reduce without a kernel are refused, and the rest is not computed"),
         }
     }

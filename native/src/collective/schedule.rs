@@ -7,6 +7,8 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
+use super::codecs::{Codec, VALUE_BYTES};
+
 const MAGIC: &[u8] = b"HCS1";
 const HEADER_BYTES: usize = 24;
 const STEP_BYTES: usize = 32;
@@ -49,6 +51,10 @@ pub enum Kind {
     Reduce { finish: bool },
     /// Copy the second region to the first.
     Copy,
+    /// Encode the float32 values of the second region into the first; a third one holds what is left out.
+    Encode(Codec),
+    /// Decode the second region into float32 values, the first.
+    Decode(Codec),
 }
 
 /// `peer` is a rank of the group, and `part` what its message is called, where the step is to send or to receive.
@@ -57,6 +63,8 @@ pub struct Step {
     pub kind: Kind,
     pub peer: u32,
     pub part: u32,
+    /// Of a message that carries encoded bytes; else 0.
+    pub codec: u8,
     regions: Range<usize>,
     after: Range<usize>,
 }
@@ -163,18 +171,21 @@ impl Schedule {
         let wanted = match step.kind {
             Kind::Send | Kind::Receive => regions.len() == 1,
             Kind::Reduce { .. } => regions.len() >= 2,
-            Kind::Copy => regions.len() == 2,
+            Kind::Copy | Kind::Decode(_) => regions.len() == 2,
+            Kind::Encode(_) => matches!(regions.len(), 2 | 3),
         };
         if !wanted {
             return Err(format!("{:?} of {} regions", step.kind, regions.len()));
         }
         let target = &regions[0];
-        let writes = step.kind != Kind::Send;
-        if writes && call.buffers.get(target.buffer).is_some_and(|buffer| !buffer.writable) {
-            return Err(format!(
-                "it writes to buffer {}, which is only to be read",
-                target.buffer
-            ));
+        let target_count = usize::from(step.kind != Kind::Send);
+        let residual = match step.kind {
+            Kind::Encode(_) => regions.get(2),
+            _ => None,
+        };
+        let read_only = |one: &&Region| call.buffers.get(one.buffer).is_some_and(|buffer| !buffer.writable);
+        if let Some(one) = regions[..target_count].iter().chain(residual).find(read_only) {
+            return Err(format!("it writes to buffer {}, which is only to be read", one.buffer));
         }
         if matches!(step.kind, Kind::Send | Kind::Receive) {
             if step.peer >= call.size || step.peer == call.rank {
@@ -188,6 +199,9 @@ impl Schedule {
         if matches!(step.kind, Kind::Reduce { .. }) && !call.reduces {
             return Err("values of this type cannot be reduced so".to_owned());
         }
+        if let Kind::Encode(codec) | Kind::Decode(codec) = step.kind {
+            return check_coding(codec, step.kind, regions);
+        }
         for source in &regions[1..] {
             if source.len() != target.len() || !target.len().is_multiple_of(call.item_bytes) {
                 return Err(format!("{} bytes into {}", source.len(), target.len()));
@@ -198,6 +212,24 @@ impl Schedule {
         }
         Ok(())
     }
+}
+
+/// Regions of values, of equal length, and one of what they are encoded to; none may overlap another.
+fn check_coding(codec: Codec, kind: Kind, regions: &[Region]) -> Result<(), String> {
+    let (encoded, values) = match kind {
+        Kind::Encode(_) => (&regions[0], &regions[1..]),
+        _ => (&regions[1], &regions[..1]),
+    };
+    let length = values[0].len();
+    let fits = length.is_multiple_of(VALUE_BYTES) && encoded.len() == codec.encoded_bytes(length / VALUE_BYTES);
+    if !fits || values.iter().any(|one| one.len() != length) {
+        return Err(format!("{length} bytes of values and {} encoded ones", encoded.len()));
+    }
+    let overlap = |i: usize| regions[..i].iter().any(|one| one.overlaps(&regions[i]));
+    if (1..regions.len()).any(overlap) {
+        return Err("its source and its target overlap".to_owned());
+    }
+    Ok(())
 }
 
 struct Reader<'a>(&'a [u8]);
@@ -234,26 +266,28 @@ impl Reader<'_> {
         if zero != 0 || self.u32() != Some(0) {
             return Err(format!("step {i} says something in what is reserved"));
         }
-        let kind = match (op, flags) {
-            (1, 0) => Kind::Send,
-            (2, 0) => Kind::Receive,
-            (3, 0 | FINISH) => Kind::Reduce {
+        let encoding = Codec::numbered(codec);
+        let known = codec == 0 || encoding.is_some();
+        let kind = match (op, flags, encoding) {
+            (1, 0, _) if known => Kind::Send,
+            (2, 0, _) if known => Kind::Receive,
+            (3, 0 | FINISH, None) => Kind::Reduce {
                 finish: flags == FINISH,
             },
-            (4, 0) => Kind::Copy,
+            (4, 0, None) => Kind::Copy,
+            (5, 0, Some(codec)) => Kind::Encode(codec),
+            (6, 0, Some(codec)) => Kind::Decode(codec),
             _ => {
                 return Err(format!(
-                    "step {i} has operation {op} with flags {flags}, which is not known"
+                    "step {i} has operation {op} with flags {flags} and codec {codec}, which is not known"
                 ));
             }
         };
-        if codec != 0 {
-            return Err(format!("step {i} has codec {codec}, which is not known"));
-        }
         Ok(Step {
             kind,
             peer,
             part,
+            codec,
             regions,
             after,
         })

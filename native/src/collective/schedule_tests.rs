@@ -24,10 +24,11 @@ pub const SCRATCH: i32 = -1;
 /// Operation, flags, peer, part, regions, steps to wait for.
 pub type Row<'a> = (u8, u8, u32, u32, &'a [(i32, u64, u64)], &'a [u32]);
 
+/// What has a codec has int8: 32 bytes of values are 12.
 pub fn encoded(rows: &[Row], scratch_bytes: u64) -> Vec<u8> {
     let (mut steps, mut regions, mut after) = (Vec::new(), Vec::new(), Vec::new());
     for (op, flags, peer, part, of_step, waits_for) in rows {
-        steps.extend([*op, 0, *flags, 0]);
+        steps.extend([*op, if *op < 5 { 0 } else { 2 }, *flags, 0]);
         let ranges = [
             (regions.len() / REGION_BYTES) as u32,
             of_step.len() as u32,
@@ -168,11 +169,39 @@ fn what_is_wrong_is_said() {
         ),
         (
             one((1, 1, 0, 0, &[(0, 0, 8)], &[])),
-            "step 0 has operation 1 with flags 1, which is not known",
+            "step 0 has operation 1 with flags 1 and codec 0, which is not known",
         ),
         (
-            one((5, 0, 0, 0, &[(0, 0, 8)], &[])),
-            "step 0 has operation 5 with flags 0, which is not known",
+            one((7, 0, 0, 0, &[(0, 0, 8)], &[])),
+            "step 0 has operation 7 with flags 0 and codec 2, which is not known",
+        ),
+        (
+            one((5, 0, 0, 0, &[(SCRATCH, 0, 12)], &[])),
+            "step 0: Encode(Int8) of 1 regions",
+        ),
+        (
+            one((5, 0, 0, 0, &[(SCRATCH, 0, 13), (0, 0, 32)], &[])),
+            "step 0: 32 bytes of values and 13 encoded ones",
+        ),
+        (
+            one((5, 0, 0, 0, &[(SCRATCH, 0, 12), (0, 0, 32), (0, 32, 60)], &[])),
+            "step 0: 32 bytes of values and 12 encoded ones",
+        ),
+        (
+            one((5, 0, 0, 0, &[(SCRATCH, 0, 12), (0, 0, 32), (1, 0, 32)], &[])),
+            "step 0: it writes to buffer 1, which is only to be read",
+        ),
+        (
+            one((5, 0, 0, 0, &[(SCRATCH, 0, 12), (0, 0, 32), (0, 16, 48)], &[])),
+            "step 0: its source and its target overlap",
+        ),
+        (
+            one((6, 0, 0, 0, &[(0, 0, 30), (SCRATCH, 0, 12)], &[])),
+            "step 0: 30 bytes of values and 12 encoded ones",
+        ),
+        (
+            one((6, 0, 0, 0, &[(0, 0, 32), (0, 20, 32)], &[])),
+            "step 0: its source and its target overlap",
         ),
         (
             refusal(&[ROWS[0], ROWS[0]], &CALL),

@@ -7,6 +7,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::borrowed_buffers::Borrowed;
+use crate::collective::codecs::{Codec, VALUE_BYTES};
 use crate::collective::in_flight::Collectives;
 use crate::collective::kernels::{Dtype, Kernel, ReduceOp};
 use crate::collective::run::{Call, Peer, Run};
@@ -129,6 +130,59 @@ pub fn reduce(target: PyBuffer<u8>, sources: Vec<PyBuffer<u8>>, dtype: &str, red
     // overlap without being the same.
     unsafe { kernel.run(target.buf_ptr().cast(), &addresses, target.len_bytes(), sources.len()) };
     Ok(())
+}
+
+/// Encode float32 values as a collective does, for tests that hold this against Python's codecs.
+#[pyfunction]
+#[pyo3(signature = (target, source, residual, codec))]
+pub fn encode(target: PyBuffer<u8>, source: PyBuffer<u8>, residual: Option<PyBuffer<u8>>, codec: u8) -> PyResult<()> {
+    let residual_fits = residual
+        .as_ref()
+        .is_none_or(|one| one.is_c_contiguous() && !one.readonly() && one.len_bytes() == source.len_bytes());
+    let (codec, elems) = coding(&target, &target, &source, codec)?;
+    if !residual_fits {
+        return Err(PyValueError::new_err(
+            "a writable residual of the values' length is needed",
+        ));
+    }
+    let residual = residual.as_ref().map(|one| one.buf_ptr().cast());
+    // SAFETY: all are contiguous and as long as they have to be, and their exporters keep them in place; a test lends no
+    // buffers that overlap.
+    unsafe {
+        codec.encode(
+            target.buf_ptr().cast(),
+            source.buf_ptr().cast_const().cast(),
+            residual,
+            elems,
+        )
+    };
+    Ok(())
+}
+
+/// Decode float32 values as a collective does, for tests that hold this against Python's codecs.
+#[pyfunction]
+pub fn decode(target: PyBuffer<u8>, source: PyBuffer<u8>, codec: u8) -> PyResult<()> {
+    let (codec, elems) = coding(&target, &source, &target, codec)?;
+    // SAFETY: as in `encode`.
+    unsafe { codec.decode(target.buf_ptr().cast(), source.buf_ptr().cast_const().cast(), elems) };
+    Ok(())
+}
+
+fn coding(
+    written: &PyBuffer<u8>,
+    encoded: &PyBuffer<u8>,
+    values: &PyBuffer<u8>,
+    codec: u8,
+) -> PyResult<(Codec, usize)> {
+    let codec = Codec::numbered(codec).ok_or_else(|| PyValueError::new_err("no such codec"))?;
+    let elems = values.len_bytes() / VALUE_BYTES;
+    let contiguous = encoded.is_c_contiguous() && values.is_c_contiguous() && !written.readonly();
+    if !contiguous || values.len_bytes() % VALUE_BYTES != 0 || encoded.len_bytes() != codec.encoded_bytes(elems) {
+        return Err(PyValueError::new_err(
+            "a writable target and a source of the codec's lengths are needed",
+        ));
+    }
+    Ok((codec, elems))
 }
 
 fn kernel(dtype: &str, reduce_op: &str) -> Option<Kernel> {

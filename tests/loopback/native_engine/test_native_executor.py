@@ -15,6 +15,7 @@ from patience import LIMIT_S, wait_until
 
 from hive_qos.errors import CancelledError, ConnectionLostError, HiveError, PeerError, TimedOutError
 from transport import Group, MemoryRendezvous, Priority, ReduceOp, Settings
+from transport.collectives.codecs import Codec, encoded_bytes
 from transport.mesh.endpoint import Endpoint
 from transport.tensors import TensorView
 
@@ -28,6 +29,9 @@ AIOQUIC = replace(PYTHON, engine="aioquic")
 MIXED = [NATIVE, PYTHON, NATIVE]
 DTYPES = ["float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "bool", "complex64"]
 SEEDS = range(40)
+ELEMS = 30_000
+"""Of a compressed all-reduce: a shard is several chunks."""
+SHARD = ELEMS // 3
 
 
 class World:
@@ -233,3 +237,58 @@ def test_closing_ends_what_runs(world):
     work = groups[0].allreduce(np.ones(100_000, np.float32))
     groups[0].close()
     assert isinstance(error_of(work), CancelledError)
+
+
+def all_reduces(groups: list[Group], compression: str) -> list[bytes]:
+    """Three steps with error feedback, from values that are the same for each; what all ranks then have."""
+    results = []
+    for step in range(3):
+        random = np.random.default_rng(step)
+        tensors = [random.standard_normal(ELEMS).astype(np.float32) for _ in groups]
+        wanted = np.mean(tensors, axis=0)
+        works = [
+            group.allreduce(tensor, ReduceOp.MEAN, compression=compression, feedback="gradient")
+            for group, tensor in zip(groups, tensors, strict=True)
+        ]
+        for work in works:
+            work.wait(LIMIT_S)
+            assert work.bytes_done == work.bytes_total
+        assert len({tensor.tobytes() for tensor in tensors}) == 1
+        assert np.abs(tensors[0] - wanted).max() < 1.5
+        results.append(tensors[0].tobytes())
+    return results
+
+
+@pytest.mark.parametrize("compression", ["bfloat16", "int8", "int4"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_both_executors_encode_to_the_same_bits_also_in_one_group(world, compression, size):
+    python = all_reduces(world.connect([PYTHON] * size), compression)
+    assert all_reduces(world.connect([NATIVE] * size), compression) == python
+    assert all_reduces(world.connect(MIXED[:size]), compression) == python
+
+
+@pytest.mark.parametrize("compression", ["bfloat16", "int8", "int4"])
+def test_the_bytes_that_are_sent_are_those_that_were_reckoned(world, compression):
+    groups = world.connect([replace(NATIVE, algorithm="direct")] * 3)
+    tensors = [np.ones(ELEMS, np.float32) for _ in groups]
+    works = [group.allreduce(tensor, compression=compression) for group, tensor in zip(groups, tensors, strict=True)]
+    for work in works:
+        work.wait(LIMIT_S)
+    codec = Codec.named(compression)
+    # Each rank sends and receives two shards' contributions and two ranks' results; each chunk ends a block.
+    exact = 8 * encoded_bytes(SHARD, codec)
+    assert all(exact <= work.bytes_done <= 1.01 * exact for work in works), (exact, works)
+
+
+def test_what_is_small_or_no_float32_or_no_sum_is_exact(world):
+    groups = world.connect([NATIVE] * 2)
+    cases = [
+        (np.arange(100, dtype=np.float32) / 3, ReduceOp.SUM),
+        (np.arange(ELEMS, dtype=np.float64) / 3, ReduceOp.SUM),
+        (np.arange(ELEMS, dtype=np.float32) / 3, ReduceOp.MAX),
+    ]
+    for values, op in cases:
+        tensors = [values.copy() for _ in groups]
+        for work in [group.allreduce(one, op, compression="int4") for group, one in zip(groups, tensors, strict=True)]:
+            work.wait(LIMIT_S)
+        assert np.array_equal(tensors[0], values if op is ReduceOp.MAX else 2 * values)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from transport.collectives.codecs import Codec, decode, encode, encoded_bytes
 from transport.collectives.kernels import reduce_into
 from transport.collectives.reduce_op import ReduceOp
 from transport.collectives.schedule import FINISH, SCRATCH, Op, Region, Schedule
@@ -110,6 +111,14 @@ def simulate(
                 target, source = map(rank.memory, step.regions)
                 target[:] = bytes(source)
                 rank.finish(index)
+            elif step.op is Op.ENCODE:
+                encoded, source, *residual = map(rank.memory, step.regions)
+                encode(encoded, source, residual[0] if residual else None, codec=Codec(step.codec))
+                rank.finish(index)
+            elif step.op is Op.DECODE:
+                target, encoded = map(rank.memory, step.regions)
+                decode(target, encoded, codec=Codec(step.codec))
+                rank.finish(index)
     for rank in ranks:
         open_steps = set(range(len(rank.steps))) - rank.done
         assert not open_steps, f"seed {seed}: rank {rank.number} waits in {[rank.steps[i] for i in open_steps]}"
@@ -133,11 +142,15 @@ def check(schedule: Schedule) -> None:
         if step.op in (Op.SEND, Op.RECEIVE):
             assert (step.op, step.peer, step.part) not in seen
             seen.add((step.op, step.peer, step.part))
+        elif step.op in (Op.ENCODE, Op.DECODE):
+            elems = step.regions[1 if step.op is Op.ENCODE else 0].nbytes // 4
+            encoded = step.regions[0 if step.op is Op.ENCODE else 1]
+            assert encoded.nbytes == encoded_bytes(elems, Codec(step.codec))
         else:
             assert len({region.nbytes for region in step.regions}) == 1
-        writes = step.op is not Op.SEND
+        written = {Op.SEND: (), Op.ENCODE: (0, 2)}.get(step.op, (0,))
         for place, region in enumerate(step.regions):
-            is_target = writes and place == 0
+            is_target = place in written
             for start, stop, other, other_writes in accesses[region.buffer]:
                 overlaps = region.start < stop and start < region.stop
                 if overlaps and (is_target or other_writes) and other != number:

@@ -13,6 +13,7 @@ from schedule_simulator import check, simulate
 from transport import ReduceOp
 from transport.collectives.algorithms.registry import ALGORITHMS, schedule_of
 from transport.collectives.algorithms.weighted import WEIGHT_MAX, weights_of
+from transport.collectives.codecs import Codec
 from transport.collectives.kernels import narrow_bfloat16, widen_bfloat16
 from transport.collectives.problem import Operation, Plan, Problem
 from transport.collectives.schedule import Schedule
@@ -120,6 +121,65 @@ def test_every_all_reduce_gives_all_ranks_the_same_sum(name, data, elems, seed):
     buffers = [[one.copy()] for one in inputs]
     simulate(made, buffers, dtype=dtype, seed=seed)
     agree([result for (result,) in buffers], inputs, dtype, in_rank_order=name in IN_RANK_ORDER)
+
+
+@pytest.mark.parametrize("name", [name for name, one in ALGORITHMS[Operation.ALLREDUCE].items() if one.encodes])
+@few
+@given(data=st.data(), elems=LENGTHS, seed=st.integers(0, 2**32))
+def test_every_encoded_all_reduce_gives_all_ranks_the_same_bits_and_sends_what_was_reckoned(name, data, elems, seed):
+    size = data.draw(st.integers(2, 8))
+    codec = data.draw(st.sampled_from(list(Codec)[1:]))
+    plan = data.draw(plans(name, size))
+    inputs = [np.random.default_rng(seed + rank).standard_normal(elems).astype("f4") for rank in range(size)]
+    problem = Problem(
+        operation=Operation.ALLREDUCE,
+        rank=0,
+        size=size,
+        item_bytes=4,
+        counts=(elems,),
+        chunk_bytes=data.draw(st.sampled_from([512, 2000, 40_000])),
+        turn=seed % size,
+        codec=codec,
+        feeds_back=data.draw(st.booleans()),
+    )
+    made = schedules(problem, plan)
+    check_traffic(problem, plan, made)
+    buffers = [[one.copy(), np.zeros_like(one)] for one in inputs]
+    simulate(made, buffers, op=ReduceOp.MEAN, seed=seed)
+    assert len({result.tobytes() for result, _ in buffers}) == 1
+    # Half a step for what each rank sent, and for the result.
+    step = {Codec.BFLOAT16: 2**-8, Codec.INT8: 1 / 127, Codec.INT4: 1 / 7}[codec]
+    largest = max((float(np.abs(one).max()) for one in inputs), default=0.0) if elems else 0.0
+    assert np.all(np.abs(buffers[0][0] - np.mean(inputs, axis=0)) <= (1 + step) * step * largest + 1e-5)
+    if not problem.feeds_back:
+        assert not any(residual.any() for _, residual in buffers)
+
+
+@pytest.mark.parametrize("name", [name for name, one in ALGORITHMS[Operation.ALLREDUCE].items() if one.encodes])
+def test_error_feedback_on_both_ways_makes_up_for_what_encoding_left_out(name):
+    size, elems, steps = 4, 3000, 40
+    plan = Plan(name, sites=(0, 0, 1, 1) if name == "two_level" else ())
+    inputs = [np.random.default_rng(rank).standard_normal(elems).astype("f4") for rank in range(size)]
+    off = {}
+    for feeds_back in (False, True):
+        problem = Problem(
+            operation=Operation.ALLREDUCE,
+            rank=0,
+            size=size,
+            item_bytes=4,
+            counts=(elems,),
+            chunk_bytes=2000,
+            codec=Codec.INT4,
+            feeds_back=feeds_back,
+        )
+        residuals = [np.zeros_like(one) for one in inputs]
+        total = np.zeros(elems)
+        for step in range(steps):
+            buffers = [[one.copy(), residual] for one, residual in zip(inputs, residuals, strict=True)]
+            simulate(schedules(problem, plan), buffers, seed=step)
+            total += buffers[0][0]
+        off[feeds_back] = np.abs(total / steps - np.sum(inputs, axis=0)).max()
+    assert off[True] < off[False] / 8
 
 
 @pytest.mark.parametrize("sites", [(0, 0, 1, 1), (0, 1, 1, 1, 1), (0, 1, 0, 2, 2, 1, 2)])

@@ -67,6 +67,14 @@ DISAGREEMENTS = {
         ),
         ("reduce-scatter sum of 1+1+1", "reduce-scatter sum of 1+2+1"),
     ),
+    "compression": (
+        lambda group: group.allreduce(zeros(50_000), compression=["int8", "int8", ""][group.rank]),
+        ("allreduce sum of 50000 float32 as int8", "called allreduce sum of 50000 float32"),
+    ),
+    "compression to as many bytes": (
+        lambda group: group.allreduce(zeros(50_000), compression=["int8", "int4", "bfloat16"][group.rank]),
+        ("float32 as ", "; rank "),
+    ),
     "operation": (
         lambda group: group.barrier() if group.rank == 2 else group.allreduce(zeros(10)),
         ("barrier", "allreduce sum of 10 float32"),

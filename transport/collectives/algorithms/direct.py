@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from transport.collectives.algorithms.messages import Messages
 from transport.collectives.algorithms.traffic import Traffic, no_pairs, to_all
 from transport.collectives.algorithms.window import Window
 from transport.collectives.partition import Chunk, cut, cut_chunks, cut_shards
@@ -28,15 +29,15 @@ def all_reduce(problem: Problem, plan: Plan) -> Schedule:
     """Everybody gets the reduction of buffer 0 in buffer 0."""
     builder = Builder(problem.rank, problem.size)
     chunks = chunks_of(problem, plan, owner=problem.turn % problem.size)
-    sent = _contribute(builder, problem, chunks)
-    for chunk, target, reduced in _own(builder, problem, chunks, in_place=True):
-        for peer in builder.others():
-            builder.send(peer, 2 * chunk.number + 1, target, (reduced,))
+    messages = Messages(builder, problem)
+    sent = _contribute(builder, problem, chunks, messages)
+    for chunk, target, reduced in _own(builder, problem, chunks, in_place=True, messages=messages):
+        messages.send(builder.others(), 2 * chunk.number + 1, target, (reduced,), of=target, adopts=True)
     for chunk in chunks:
         if chunk.owner != problem.rank:
-            # Our contribution lies where the result will: it has to be with the owner before.
+            # Our contribution lies where the result will: it has to be with the owner, or encoded, before.
             region = region_of(problem, 0, chunk.start, chunk.stop)
-            builder.receive(chunk.owner, 2 * chunk.number + 1, region, (sent[chunk.number],))
+            messages.receive(chunk.owner, 2 * chunk.number + 1, region, sent[chunk.number])
     return builder.done()
 
 
@@ -47,14 +48,15 @@ def reduce(problem: Problem, plan: Plan) -> Schedule:
     """
     builder = Builder(problem.rank, problem.size)
     chunks = chunks_of(problem, plan, owner=problem.root)
-    sent = _contribute(builder, problem, chunks)
+    messages = Messages(builder, problem)
+    sent = _contribute(builder, problem, chunks, messages)
     is_root = problem.rank == problem.root
-    _own(builder, problem, chunks, in_place=is_root, result_to=None if is_root else problem.root)
+    _own(builder, problem, chunks, in_place=is_root, messages=messages, result_to=None if is_root else problem.root)
     if is_root:
         for chunk in chunks:
             if chunk.owner != problem.rank:
                 region = region_of(problem, 0, chunk.start, chunk.stop)
-                builder.receive(chunk.owner, 2 * chunk.number + 1, region, (sent[chunk.number],))
+                builder.receive(chunk.owner, 2 * chunk.number + 1, region, sent[chunk.number])
     return builder.done()
 
 
@@ -136,7 +138,10 @@ def barrier(problem: Problem, _plan: Plan) -> Schedule:
 def all_reduce_traffic(problem: Problem, plan: Plan) -> Traffic:
     """What `all_reduce` sends: every rank a contribution to each owner, each owner its result to all."""
     owned = _owned_bytes(problem, plan, owner=problem.turn % problem.size)
-    by_owner = to_all(problem.size, owned)
+    encoded = [0] * problem.size
+    for chunk in chunks_of(problem, plan, owner=problem.turn % problem.size):
+        encoded[chunk.owner] += problem.message_bytes(chunk.stop - chunk.start)
+    by_owner = to_all(problem.size, encoded)
     return Traffic(
         by_owner + by_owner.T,
         latencies=2,
@@ -238,25 +243,39 @@ def _relay_weights(problem: Problem, plan: Plan) -> Sequence[int]:
     return [int(i != problem.root) for i in range(problem.size)]  # the root's link alone is good
 
 
-def _contribute(builder: Builder, problem: Problem, chunks: Sequence[Chunk]) -> dict[int, int]:
-    """Send our values of every chunk to its owner; the steps by chunk number."""
+def _contribute(
+    builder: Builder, problem: Problem, chunks: Sequence[Chunk], messages: Messages
+) -> dict[int, tuple[int, ...]]:
+    """Send our values of every chunk to its owner; by chunk number the steps after which they may be overwritten."""
     rank, size = problem.rank, problem.size
     ahead = sorted(chunks, key=lambda chunk: (chunk.number // size, (chunk.owner - rank) % size))
-    return {
-        chunk.number: builder.send(chunk.owner, 2 * chunk.number, region_of(problem, 0, chunk.start, chunk.stop))
-        for chunk in ahead
-        if chunk.owner != rank
-    }
+    sent = {}
+    for chunk in ahead:
+        if chunk.owner != rank:
+            region = region_of(problem, 0, chunk.start, chunk.stop)
+            sent[chunk.number] = messages.send([chunk.owner], 2 * chunk.number, region, of=region)
+    return sent
 
 
 def _own(
-    builder: Builder, problem: Problem, chunks: Sequence[Chunk], *, in_place: bool, result_to: int | None = None
+    builder: Builder,
+    problem: Problem,
+    chunks: Sequence[Chunk],
+    *,
+    in_place: bool,
+    messages: Messages,
+    result_to: int | None = None,
 ) -> list[tuple[Chunk, Region, int]]:
     """Receive and reduce the chunks that are ours; each with the place of its result and the step that reduces it."""
     mine = [chunk for chunk in chunks if chunk.owner == problem.rank]
     chunk_bytes = max((chunk.stop - chunk.start for chunk in mine), default=0) * problem.item_bytes
     window = Window(
-        builder, others=problem.size - 1, chunk_bytes=chunk_bytes, chunk_count=len(mine), keep_results=not in_place
+        builder,
+        others=problem.size - 1,
+        chunk_bytes=chunk_bytes,
+        chunk_count=len(mine),
+        keep_results=not in_place,
+        messages=messages,
     )
     reduced = []
     for chunk in mine:

@@ -7,6 +7,7 @@ ranks compute the same values in the same order, so they hold the same bits.
 from __future__ import annotations
 
 from transport.collectives.algorithms.direct import pipelined_elems, region_of
+from transport.collectives.algorithms.messages import Messages
 from transport.collectives.algorithms.traffic import Traffic, to_all
 from transport.collectives.algorithms.window import Window
 from transport.collectives.partition import cut_chunks
@@ -20,9 +21,12 @@ def all_reduce(problem: Problem, _plan: Plan) -> Schedule:
     (elems,) = problem.counts
     runs = cut_chunks(0, elems, pipelined_elems(problem))
     chunk_bytes = max((stop - start for start, stop in runs), default=0) * problem.item_bytes
-    window = Window(builder, others=problem.size - 1, chunk_bytes=chunk_bytes, chunk_count=len(runs))
+    messages = Messages(builder, problem)
+    window = Window(builder, others=problem.size - 1, chunk_bytes=chunk_bytes, chunk_count=len(runs), messages=messages)
     regions = [region_of(problem, 0, start, stop) for start, stop in runs]
-    sent = [[builder.send(peer, part, region) for peer in builder.others()] for part, region in enumerate(regions)]
+    sent = [
+        messages.send(builder.others(), part, region, of=region, adopts=True) for part, region in enumerate(regions)
+    ]
     for part, region in enumerate(regions):
         # The result goes where our values are: they have to be with everybody before.
         window.reduce(part, contributors=range(problem.size), own=region, target=region, after=sent[part])
@@ -31,10 +35,11 @@ def all_reduce(problem: Problem, _plan: Plan) -> Schedule:
 
 def all_reduce_traffic(problem: Problem, _plan: Plan) -> Traffic:
     """What `all_reduce` sends."""
-    nbytes = problem.counts[0] * problem.item_bytes
+    (elems,) = problem.counts
+    nbytes = sum(problem.message_bytes(stop - start) for start, stop in cut_chunks(0, elems, pipelined_elems(problem)))
     return Traffic(
         to_all(problem.size, [nbytes] * problem.size),
         latencies=1,
         messages=2 * (problem.size - 1),
-        reduced_bytes=problem.size * nbytes,
+        reduced_bytes=problem.size * elems * problem.item_bytes,
     )

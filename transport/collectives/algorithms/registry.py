@@ -28,18 +28,20 @@ class Algorithm:
     Args:
         build: makes one rank's schedule.
         traffic: what all ranks send, the same whichever rank asks.
+        encodes: whether it knows codecs.
     """
 
     build: Callable[[Problem, Plan], Schedule]
     traffic: Callable[[Problem, Plan], Traffic]
+    encodes: bool = False
 
 
 ALGORITHMS: Mapping[Operation, Mapping[str, Algorithm]] = {
     Operation.ALLREDUCE: {
-        "direct": Algorithm(direct.all_reduce, direct.all_reduce_traffic),
-        "weighted": Algorithm(direct.all_reduce, direct.all_reduce_traffic),
-        "two_level": Algorithm(two_level.all_reduce, two_level.all_reduce_traffic),
-        "exchange": Algorithm(exchange.all_reduce, exchange.all_reduce_traffic),
+        "direct": Algorithm(direct.all_reduce, direct.all_reduce_traffic, encodes=True),
+        "weighted": Algorithm(direct.all_reduce, direct.all_reduce_traffic, encodes=True),
+        "two_level": Algorithm(two_level.all_reduce, two_level.all_reduce_traffic, encodes=True),
+        "exchange": Algorithm(exchange.all_reduce, exchange.all_reduce_traffic, encodes=True),
         "doubling": Algorithm(doubling.all_reduce, doubling.all_reduce_traffic),
     },
     Operation.BROADCAST: {

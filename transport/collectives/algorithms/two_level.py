@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from transport.collectives.algorithms.direct import PIPELINE_CHUNKS, region_of
+from transport.collectives.algorithms.messages import Messages
 from transport.collectives.algorithms.traffic import Traffic, no_pairs
 from transport.collectives.algorithms.window import Window
 from transport.collectives.partition import cut_chunks
@@ -96,7 +97,8 @@ def all_reduce(problem: Problem, plan: Plan) -> Schedule:
     inner = Window(
         builder, others=len(mates), chunk_bytes=chunk_bytes, chunk_count=len(mine) if mates else 0, keep_results=True
     )
-    outer = Window(builder, others=sites.count - 1, chunk_bytes=chunk_bytes, chunk_count=len(mine))
+    messages = Messages(builder, problem)  # between sites
+    outer = Window(builder, others=sites.count - 1, chunk_bytes=chunk_bytes, chunk_count=len(mine), messages=messages)
     for chunk in mine:
         region, delegates, home = regions[chunk], sites.delegates(chunk), sites.home(chunk)
         partial, added = region, _NOTHING
@@ -107,17 +109,19 @@ def all_reduce(problem: Problem, plan: Plan) -> Schedule:
         others = [delegate for delegate in delegates if delegate != rank]
         if sites.count == 2 or home == here:
             # The result may go where the partial sum is, or our values: what reads them has to be done before.
-            told = [builder.send(peer, 4 * chunk + 1, partial, added) for peer in others] if sites.count == 2 else []
+            told = _NOTHING
+            if sites.count == 2:
+                told = messages.send(others, 4 * chunk + 1, partial, added, of=region, adopts=True)
             _, result = outer.reduce(
                 4 * chunk + 1, contributors=delegates, own=partial, target=region, after=(*added, *told)
             )
+            done: tuple[int, ...] = (result,)
             if sites.count > 2:
-                for peer in others:
-                    builder.send(peer, 4 * chunk + 2, region, (result,))
-            done = (result,)
+                sent_on = messages.send(others, 4 * chunk + 2, region, done, of=region, adopts=True)
+                done = sent_on if problem.codec else done
         else:
-            told = [builder.send(delegates[home], 4 * chunk + 1, partial, added)]
-            done = (builder.receive(delegates[home], 4 * chunk + 2, region, told),)
+            told = messages.send([delegates[home]], 4 * chunk + 1, partial, added, of=region)
+            done = (messages.receive(delegates[home], 4 * chunk + 2, region, told),)
         if mates:
             inner.busy_until(*told, *done)
         for mate in mates:
@@ -229,7 +233,7 @@ def all_reduce_traffic(problem: Problem, plan: Plan) -> Traffic:
             for other in delegates:
                 home = delegates[sites.home(chunk)]
                 if other != delegate and (sites.count == 2 or home in (delegate, other)):
-                    pairs[delegate, other] += nbytes
+                    pairs[delegate, other] += problem.message_bytes(stop - start)
     inner = 2 if sites.largest > 1 else 0
     return Traffic(
         pairs,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from transport.collectives.algorithms.messages import Messages
 from transport.collectives.schedule import Builder, Region
 
 WINDOW_CHUNKS = 8
@@ -18,14 +19,26 @@ class Window:
         chunk_bytes: of the longest chunk.
         chunk_count: of all that are to come.
         keep_results: give each slot a place for a result, too.
+        messages: how the contributions come; None: as they are.
     """
 
     def __init__(
-        self, builder: Builder, *, others: int, chunk_bytes: int, chunk_count: int, keep_results: bool = False
+        self,
+        builder: Builder,
+        *,
+        others: int,
+        chunk_bytes: int,
+        chunk_count: int,
+        keep_results: bool = False,
+        messages: Messages | None = None,
     ) -> None:
         self._builder = builder
+        self._messages = messages
         slots = range(min(WINDOW_CHUNKS, chunk_count))
         self._places = [[builder.scratch(chunk_bytes) for _ in range(others)] for _ in slots]
+        self._encoded = [
+            [None if messages is None else messages.place(chunk_bytes) for _ in range(others)] for _ in slots
+        ]
         self._results = [builder.scratch(chunk_bytes) for _ in slots] if keep_results else []
         self._last_use: list[tuple[int, ...]] = [() for _ in slots]
         self._turn = 0
@@ -55,14 +68,18 @@ class Window:
         slot = self._turn % len(self._places)
         self._turn += 1
         free = self._last_use[slot]
-        places = iter(self._places[slot])
+        places = zip(self._places[slot], self._encoded[slot], strict=True)
         sources, arrived = [], []
         for rank in contributors:
             if rank == self._builder.rank:
                 sources.append(own)
                 continue
-            place = _first(next(places), own.nbytes)
-            arrived.append(self._builder.receive(rank, part, place, free))
+            place, encoded = next(places)
+            place = _first(place, own.nbytes)
+            if self._messages is None:
+                arrived.append(self._builder.receive(rank, part, place, free))
+            else:
+                arrived.append(self._messages.receive(rank, part, place, free, place=encoded))
             sources.append(place)
         target = _first(self._results[slot], own.nbytes) if target is None else target
         step = self._builder.reduce(target, sources, (*arrived, *free, *after), finish=finish)

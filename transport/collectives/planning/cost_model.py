@@ -24,6 +24,7 @@ import numpy as np
 from transport.collectives.algorithms.registry import ALGORITHMS
 from transport.collectives.algorithms.traffic import Traffic
 from transport.collectives.algorithms.weighted import weights_of
+from transport.collectives.codecs import Codec
 from transport.collectives.problem import Operation, Plan, Problem
 
 MESSAGE_S = 120e-6
@@ -152,7 +153,9 @@ def choose(problem: Problem, network: Network, *, forced: str = "") -> Choice:
     if problem.size != network.size:
         raise ValueError(f"a network of {network.size} ranks for a collective of {problem.size}")
     candidates = tuple(
-        _evaluate(problem, network, plan) for name in ALGORITHMS[problem.operation] if (plan := _plan(name, network))
+        _evaluate(problem, network, plan)
+        for name, algorithm in ALGORITHMS[problem.operation].items()
+        if (algorithm.encodes or problem.codec is Codec.NONE) and (plan := _plan(name, network))
     )
     taken = min(candidates, key=lambda one: one.predicted_s)
     reason = f"shortest predicted time, bound by {taken.bound}"

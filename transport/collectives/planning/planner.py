@@ -152,6 +152,7 @@ class Planner:
                 {
                     "operation": operation_name(problem.operation),
                     "bytes": sum(problem.counts or problem.receive_counts) * problem.item_bytes,
+                    "compression": problem.codec.name.lower(),
                     **kept.choice.explained(),
                     "measured_s": statistics.median(kept.times_s) if kept.times_s else None,
                     "count": kept.count,
