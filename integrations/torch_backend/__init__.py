@@ -8,6 +8,7 @@
     overloads           the ways to call one method, brought to a single form
     collectives         the collectives, over `transport.Group`
     monitored_barrier   a barrier that names the ranks that did not come
+    ddp_hook            compressed gradients in DistributedDataParallel
     operations          their order, their start, and their end with the group
     work                a running operation as torch wants to see it: wait, future, exception
     completion_threads  the threads that tell torch of finished operations

@@ -30,8 +30,14 @@ class Collectives(Operations):
         *,
         factor: float | torch.Tensor | None = None,
         timeout_s: float | None = None,
+        compression: calls.Compression | None = None,
     ) -> HiveWork:
-        """Reduce each tensor in place, over all ranks. `factor` multiplies this rank's values first."""
+        """Reduce each tensor in place, over all ranks.
+
+        Args:
+            factor: multiplies this rank's values first.
+            compression: None for the group's.
+        """
         if factor is not None:
             for tensor in tensors:
                 check_factor(tensor)
@@ -41,10 +47,17 @@ class Collectives(Operations):
         return self.launch(
             "all-reduce",
             staged,
-            [calls.allreduce(self.group.site, one.memory, op) for one in staged],
+            [
+                calls.allreduce(self.group.site, one.memory, op, compression or self._compression_of(one.tensor))
+                for one in staged
+            ],
             result=tensors,
             timeout_s=timeout_s,
         )
+
+    def _compression_of(self, tensor: torch.Tensor) -> calls.Compression:
+        """The group's, for a tensor that is known by its memory, in which DDP's buckets stay."""
+        return self.group.compression(self.options.compression, (tensor.data_ptr(), tensor.numel()))
 
     def sparse_allreduce(
         self, tensor: torch.Tensor, op: transport.ReduceOp, *, timeout_s: float | None = None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from hive_qos.errors import MisuseError
 from transport import Priority
+from transport.collectives.codecs import Codec
 
 
 @dataclass(frozen=True)
@@ -16,9 +17,12 @@ class GroupOptions:
     Args:
         priority: of all its collectives and messages beside other groups' over the same connections. None: gradients
             for collectives, activations for messages.
+        compression: of its all-reduces of float32, as `transport.Group.allreduce` has it; "" for none. What is left out
+            of a tensor is added the next time that its memory is reduced.
     """
 
     priority: Priority | None = None
+    compression: str = ""
 
     @classmethod
     def parse(cls, raw: object) -> GroupOptions:
@@ -33,10 +37,12 @@ class GroupOptions:
             return raw
         if not isinstance(raw, Mapping):
             raise MisuseError(f'pg_options: hive takes a dict such as {{"priority": "bulk"}}, not {raw!r}')
-        if unknown := sorted(set(map(str, raw)) - {"priority"}):
-            raise MisuseError(f"pg_options: hive has no option {', '.join(unknown)}; it has priority")
+        if unknown := sorted(set(map(str, raw)) - {"priority", "compression"}):
+            raise MisuseError(f"pg_options: hive has no option {', '.join(unknown)}; it has priority and compression")
         name = raw.get("priority")
-        return cls(priority=None if name is None else _priority_of(name))
+        compression = raw.get("compression") or ""
+        Codec.named(compression)
+        return cls(priority=None if name is None else _priority_of(name), compression=compression)
 
 
 def _priority_of(name: object) -> Priority:
