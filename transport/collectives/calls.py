@@ -97,10 +97,7 @@ class Call:
 
 
 def allreduce(context: CallContext, tensor: object, op: ReduceOp, compression: Compression | None = None) -> Call:
-    """Args:
-    compression: for a sum or mean of float32 that is larger than SMALL_BYTES, between two ranks or more; anything
-        else is as exact as without.
-    """
+    """Sums and means of float32 of more than SMALL_BYTES are compressed, between two ranks or more; nothing else is."""
     view = TensorView.of(tensor, writable=True)
     check(view.dtype, op)
 
