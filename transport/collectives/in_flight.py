@@ -22,7 +22,7 @@ from transport.collectives.agreements import Agreements, Request
 from transport.collectives.algorithms.registry import schedule_of
 from transport.collectives.calls import Call, CallSignature
 from transport.collectives.executor import Executor, disagreement
-from transport.collectives.membership import Membership, agreement_group, group_of_agreement
+from transport.collectives.membership import Membership, agreement_group
 from transport.collectives.native_executor import NativeExecutor
 from transport.collectives.planning.cost_model import Choice
 from transport.collectives.planning.link_rates import LinkReport
@@ -282,11 +282,6 @@ class InFlight:
             task.fail(self._error_of(given_up, group), remote=not given_up.answers)
         elif self._not_begun(key):
             _remember(self._given_up, key, given_up)
-        elif key in self._done and (planned := group_of_agreement(key[0])) is not None:
-            self._planner(planned).failed()
-            for (name, _), later in tuple(self._running.items()):
-                if name == key[0]:
-                    later.fail(CancelledError(f"{later.work.what}: an earlier one failed on rank {given_up.rank}"))
         elif group is not None and given_up.disagrees and key in self._done:
             self._learn_late(key, self._error_of(given_up, group))
 

@@ -22,11 +22,6 @@ def agreement_group(name: str) -> str:
     return f"{name}|links"
 
 
-def group_of_agreement(name: str) -> str | None:
-    """The group that a group of agreements is for; None of any other."""
-    return name.removesuffix("|links") if name.endswith("|links") else None
-
-
 @dataclass
 class Membership:
     """A group: its members, the number of its next operation, and how many of them have begun here.

@@ -274,44 +274,6 @@ def test_what_waits_for_an_agreement_ends_with_it(make_world):
     wait_until(lambda: not any(group._runtime._in_flight.is_running("w") for group in world.groups[:2]))
 
 
-def test_a_group_goes_on_after_aborts_that_hit_agreements_on_some_ranks_alone(make_world):
-    world = make_world(3)
-
-    def body(group: Any) -> int:
-        failed = 0
-        for number in range(120):
-            if group.rank == 1 and number % 7 == 3:
-                group.abort("a test")
-            try:
-                group.allreduce(np.ones(10, "f4"), timeout_s=20.0).wait(30)
-            except (CancelledError, PeerError):
-                failed += 1
-        return failed
-
-    failed = world.results(body)
-    assert max(failed) < 120
-    for group in world.groups:
-        wait_until(lambda group=group: not group._runtime._in_flight.is_running("w"))
-    numbers = {group.next_number for group in world.groups}
-    assert numbers == {120}
-    tensors = [np.full(3, 1.0) for _ in world.groups]
-    world.results(lambda group: group.allreduce(tensors[group.rank]).wait(30))
-    assert [tensor.tolist() for tensor in tensors] == [[3.0] * 3] * 3
-
-
-def test_after_a_failed_agreement_all_plan_as_if_nothing_had_been_measured():
-    planner = Planner(ranks=range(3), forced="", site="")
-    problem = Problem(operation=Operation.ALLREDUCE, rank=0, size=3, item_bytes=4, counts=(10**6,))
-    row = planner.begin(0, link(100, rtt_us={}), now_s=1.0)
-    slow = Planner(ranks=range(3), forced="", site="").begin(0, link(10, rtt_us={}), now_s=1.0)
-    planner.agreed([row, row, slow])
-    assert planner.choice(problem, LAG).taken.plan.algorithm == "weighted"
-    planner.failed()
-    planner.agreed([row, row, slow])  # one that was under way
-    assert planner.choice(problem, LAG).taken.plan.algorithm == "direct"
-    assert not any(planner.is_due(number) for number in range(1000))
-
-
 def test_a_group_that_is_closed_ends_what_waits_for_an_agreement(make_world):
     world = make_world(3)
     works = [world.groups[0].allreduce(np.ones(10, "f4")) for _ in range(INTERVAL_FIRST + LAG + 3)]

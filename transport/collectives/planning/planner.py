@@ -4,8 +4,8 @@ Every so many operations the ranks agree anew on their links (`agreement`), besi
 of an agreement that begins with operation N holds from operation N + LAG on: on every rank for the same operations,
 however far one runs ahead of another. An operation that is called before its table is there waits for it.
 
-When the next agreement begins is part of what is agreed, too. If one fails on any rank, the group agrees no more, and
-plans as if nothing had been measured. An operation that falls between fails: the signature of its call names the plan.
+When the next agreement begins is part of what is agreed, too. If one fails, its group's table stays what it was; ranks
+on which it did not fail would then plan differently, which the signature of a call names.
 
 Groups of one or two ranks need no agreement: nothing that is measured would change what is best.
 """
@@ -63,7 +63,6 @@ class Planner:
         self._tables: list[tuple[int, Network | None]] = [(0, Network.uniform(len(ranks)))]
         self._next = FIRST
         self._interval = INTERVAL_FIRST
-        self._failed = False
         self._began: tuple[int, float] = (0, 0.0)
         self._choices: OrderedDict[tuple[Problem, int], _Kept] = OrderedDict()
 
@@ -79,7 +78,7 @@ class Planner:
 
     def is_due(self, number: int) -> bool:
         """Whether an agreement begins with this operation; asked once for each, in any order."""
-        return self.agrees and not self._failed and number >= self._next and self._tables[-1][1] is not None
+        return self.agrees and number >= self._next and self._tables[-1][1] is not None
 
     def begin(self, number: int, report: LinkReport, *, now_s: float) -> Row:
         """An agreement begins, with or after the operation that is due; this rank's row."""
@@ -91,9 +90,7 @@ class Planner:
         return agreement.row_of(report, ranks=self._ranks, table=self.table, interval_us=interval_us, site=self._site)
 
     def agreed(self, rows: Sequence[Row]) -> None:
-        """The agreement has ended well."""
-        if self._failed:
-            return
+        """The agreement has ended."""
         table = agreement.agree(rows, self.table, number=self.table.number + 1)
         unmeasured = any(row[0] == 0 or row[4] == 0 for row in rows)
         self._interval = min(2 * self._interval, OPERATIONS_MAX)
@@ -104,9 +101,8 @@ class Planner:
         self._settle(table)
 
     def failed(self) -> None:
-        """An agreement has failed, here or on another rank."""
-        self._failed = True
-        self._tables = [(0, Network.uniform(len(self._ranks)))]
+        """The agreement has failed: what held goes on."""
+        self._settle(self.table)
 
     def _settle(self, table: Network) -> None:
         (first, _) = self._tables[-1]
