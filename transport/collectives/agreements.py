@@ -14,6 +14,7 @@ import numpy as np
 
 from hive_qos.errors import HiveError
 from transport.collectives import calls
+from transport.collectives.aborts import Key
 from transport.collectives.calls import Call, CallContext
 from transport.collectives.membership import Membership, agreement_group
 from transport.collectives.planning.cost_model import Choice
@@ -53,6 +54,7 @@ class Agreements:
         report: what this rank measured of its link, given the ranks that are at other sites.
         start: begins an agreement's own collective.
         release: goes on with a request that was held back; with an error where its agreement failed.
+        is_early: whether another rank has begun an operation that this rank has not.
     """
 
     def __init__(
@@ -62,32 +64,50 @@ class Agreements:
         report: Callable[[frozenset[int]], LinkReport],
         start: Callable[[Request], None],
         release: Callable[[Request, HiveError | None], None],
+        is_early: Callable[[Key], bool],
     ) -> None:
         self._groups = groups
         self._report = report
         self._start = start
         self._release = release
+        self._is_early = is_early
         self._held: dict[str, list[Request]] = {}
+        self._latest: dict[str, tuple[CallContext, float]] = {}
 
     def choose(self, request: Request, problem: Problem, planner: Planner) -> Choice | None:
         """How a request is done; None where it is held back. Begins an agreement where one is due."""
         context = request.call.context
+        self._latest[context.group] = context, request.timeout_s
+        # First: an operation that was given up may have left its agreement to this one.
+        if planner.is_due(request.number, invited=self._is_invited(context.group)):
+            self._agree(context, request.number, planner, timeout_s=request.timeout_s)
         choice = planner.choice(problem, request.number)
         if choice is None:
             self._held.setdefault(context.group, []).append(request)
-        elif planner.is_due(request.number):
-            self._agree(request, planner)
         return choice
 
-    def _agree(self, request: Request, planner: Planner) -> None:
-        context = request.call.context
+    def invited(self, group: str) -> None:
+        """Another rank has begun an agreement: take part, for it holds back what we wait for."""
+        context, timeout_s = self._latest.get(group, (None, 0.0))
+        membership = self._groups[group]
+        planner, number = membership.planner, membership.begun
+        if context is None or planner is None or membership.closed or not self._is_invited(group):
+            return
+        if planner.is_due(number, invited=True):
+            self._agree(context, number, planner, timeout_s=timeout_s)
+
+    def _is_invited(self, group: str) -> bool:
+        name = agreement_group(group)
+        return name in self._groups and self._is_early((name, self._groups[name].next_number))
+
+    def _agree(self, context: CallContext, operation: int, planner: Planner, *, timeout_s: float) -> None:
         name = agreement_group(context.group)
         group = self._groups[name]
         number = group.next_number
         group.next_number += 1
         sites, now_s = planner.table.sites, time.monotonic()
         far = frozenset(group.ranks[rank] for rank, site in enumerate(sites) if site != sites[context.rank])
-        row = planner.begin(request.number, self._report(far), now_s=now_s)
+        row = planner.begin(operation, self._report(far), now_s=now_s)
         rows = list(np.zeros((context.size, len(row)), dtype=np.int64))
         call = calls.all_gather(CallContext(group=name, rank=context.rank, size=context.size), rows, row)
         work = Work(f"agreement {number} on the links of group {context.group}")
@@ -100,9 +120,10 @@ class Agreements:
                 planner.failed()
             for one in self._held.pop(context.group, []):
                 self._release(one, error)
+            self.invited(context.group)
 
         work.add_done_callback(ended)
-        self._start(Request(call, number, work, now_s, request.timeout_s, Priority.CONTROL))
+        self._start(Request(call, number, work, now_s, timeout_s, Priority.CONTROL))
 
     def late(self, now_s: float) -> Iterator[Request]:
         """Take out what was held back beyond its deadline."""
@@ -114,6 +135,10 @@ class Agreements:
     def next_deadline_s(self) -> float:
         """The first of what is held back."""
         return min((one.deadline_s for held in self._held.values() for one in held), default=float("inf"))
+
+    def forget(self, group: str) -> None:
+        """Drop what is known of a group that was closed."""
+        self._latest.pop(group, None)
 
     def is_holding(self, group: str) -> bool:
         """Whether something of a group is held back."""

@@ -22,7 +22,7 @@ from transport.collectives.agreements import Agreements, Request
 from transport.collectives.algorithms.registry import schedule_of
 from transport.collectives.calls import Call, CallSignature
 from transport.collectives.executor import Executor, disagreement
-from transport.collectives.membership import Membership, agreement_group
+from transport.collectives.membership import Membership, agreeing_group, agreement_group
 from transport.collectives.native_executor import NativeExecutor
 from transport.collectives.planning.cost_model import Choice
 from transport.collectives.planning.link_rates import LinkReport
@@ -86,7 +86,13 @@ class InFlight:
         self._early: OrderedDict[Key, dict[int, Header]] = OrderedDict()
         self._done: OrderedDict[Key, CallSignature] = OrderedDict()
         self._found_late: dict[str, HiveError] = {}
-        self._agreements = Agreements(groups=groups, report=report, start=self._begin_agreement, release=self._released)
+        self._agreements = Agreements(
+            groups=groups,
+            report=report,
+            start=self._begin_agreement,
+            release=self._released,
+            is_early=lambda key: key in self._early,
+        )
 
     def announce(self, call: Call, *, number: int) -> Exception | None:
         """Announce what a call that got its number from its group will send, as far as it is known. In the caller's
@@ -263,6 +269,8 @@ class InFlight:
             task.check(rank, header)
         elif self._not_begun(key):
             _remember(self._early, key, {**self._early.get(key, {}), rank: header})
+            if (group := agreeing_group(key[0])) in self._groups:
+                self._agreements.invited(group)
         elif key in self._done and rank in self._groups[key[0]].ranks:
             ranks = self._groups[key[0]].ranks
             what = f"operation {key[1]} of group {key[0]}"
@@ -307,6 +315,7 @@ class InFlight:
             for key in [key for key in what if key[0] == group]:
                 del what[key]
         self._found_late.pop(group, None)
+        self._agreements.forget(group)
 
     def abandon(self) -> None:
         """End everything now: the engine is gone."""

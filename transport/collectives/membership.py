@@ -22,6 +22,11 @@ def agreement_group(name: str) -> str:
     return f"{name}|links"
 
 
+def agreeing_group(name: str) -> str:
+    """The group that a group of agreements is for; "" of another one."""
+    return name.rpartition("|")[0]
+
+
 @dataclass
 class Membership:
     """A group: its members, the number of its next operation, and how many of them have begun here.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import statistics
 from collections.abc import Sequence
-from dataclasses import astuple, replace
+from dataclasses import astuple
 from typing import TypeAlias
 
 import numpy as np
@@ -30,16 +30,21 @@ RATE_UNKNOWN_BITS_PER_S = 1_000_000_000
 """Where no rank has measured anything."""
 RTT_US_MAX = 60_000_000
 """No round trip takes a minute: who says so counts for that far."""
-FIXED = 7
+NUMBER_MAX = 2**60
+"""Of operations and tables: who says more counts for that far, and int64 has room for what follows."""
+FIXED = 9
 """Numbers in a row before the round trips."""
 
 
-def row_of(report: LinkReport, *, ranks: Sequence[int], table: Network, interval_us: int, site: str) -> Row:
+def row_of(
+    report: LinkReport, *, ranks: Sequence[int], table: Network, operation: int, interval_us: int, site: str
+) -> Row:
     """This rank's row.
 
     Args:
         ranks: the group's members as ranks of the endpoint.
         table: the one that holds.
+        operation: with which the agreement begins here.
         interval_us: between the group's operations.
         site: its name, "" where there is none.
     """
@@ -50,21 +55,24 @@ def row_of(report: LinkReport, *, ranks: Sequence[int], table: Network, interval
         report.far_down_bits_per_s,
         interval_us,
         _digest(site) if site else 0,
-        _digest(repr(astuple(replace(table, number=0)))),
+        _digest(repr(astuple(table))),
+        table.number,
+        operation,
     ]
     return np.array([*fixed, *(report.rtt_us.get(rank, 0) for rank in ranks)], dtype=np.int64)
 
 
-def agree(rows: Sequence[Row], previous: Network, *, number: int) -> Network:
+def agree(rows: Sequence[Row], previous: Network) -> Network:
     """The table that holds from now on: the previous one, unless the rows differ from it by enough.
 
     Args:
         rows: one of each rank, in rank order.
         previous: the table that held; not looked at where the ranks had different ones.
-        number: of this agreement, from 1.
     """
     size = len(rows)
-    up, down, far_up, far_down, _, sites, digests = (tuple(int(row[i]) for row in rows) for i in range(FIXED))
+    up, down, far_up, far_down, _, sites, digests, numbers, _ = (
+        tuple(int(row[i]) for row in rows) for i in range(FIXED)
+    )
     rtt = np.clip(np.array([row[FIXED:] for row in rows]), 0, RTT_US_MAX)
     latency = np.maximum(rtt, rtt.T) // 2
     where = _sites(sites, latency)
@@ -77,15 +85,20 @@ def agree(rows: Sequence[Row], previous: Network, *, number: int) -> Network:
         site_up_bits_per_s=_site_rates(there, far_up, up),
         site_down_bits_per_s=_site_rates(there, far_down, down),
         message_s=previous.message_s,
-        number=number,
+        number=min(max(numbers), NUMBER_MAX) + 1,
     )
     same_before = len(set(digests)) == 1
     return previous if same_before and previous.number and not _differs(table, previous) else table
 
 
+def last_operation(rows: Sequence[Row]) -> int:
+    """The latest of the operations with which the agreement began on a rank."""
+    return min(max(int(row[8]) for row in rows), NUMBER_MAX)
+
+
 def operations_until_next(rows: Sequence[Row], *, every_s: float, at_least: int, at_most: int) -> int:
     """After how many operations the next agreement is due, for about one every `every_s`."""
-    interval_us = max(int(row[4]) for row in rows)
+    interval_us = statistics.median_low(int(row[4]) for row in rows)  # the same for all, but for one that lies
     return min(max(int(every_s * 1e6) // max(interval_us, 1), at_least), at_most)
 
 
@@ -142,4 +155,4 @@ def _differs(table: Network, previous: Network) -> bool:
 
 def _digest(text: str) -> int:
     """Positive, for int64."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big") or 1
+    return int.from_bytes(hashlib.sha256(text.encode(errors="surrogatepass")).digest()[:7], "big") or 1

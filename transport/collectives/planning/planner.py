@@ -2,10 +2,12 @@
 
 Every so many operations the ranks agree anew on their links (`agreement`), beside the operations themselves. The table
 of an agreement that begins with operation N holds from operation N + LAG on: on every rank for the same operations,
-however far one runs ahead of another. An operation that is called before its table is there waits for it.
+however far one runs ahead of another. An operation that is called before its table is there waits for it. Where ranks
+begin one with different operations, the latest of them counts.
 
 When the next agreement begins is part of what is agreed, too. If one fails, its group's table stays what it was; ranks
-on which it did not fail would then plan differently, which the signature of a call names.
+on which it did not fail would then plan differently, which the signature of a call names. Nor do they begin the next
+one together: who is first invites the others, and with it all have the same again.
 
 Groups of one or two ranks need no agreement: nothing that is measured would change what is best.
 """
@@ -29,7 +31,7 @@ LAG = 1
 FIRST = 0
 """The operation with which the first agreement begins: round trips are known, and rates where an older group ran."""
 INTERVAL_FIRST = 2
-"""Operations until the second one; twice as many each time while a rank has measured nothing."""
+"""Operations until the second one; twice as many each time while a rank has measured nothing. After a failure, too."""
 EVERY_S = 2.0
 """Between agreements. A change has to be measured for up to 4 s first: together less than 10 s."""
 OPERATIONS_MIN, OPERATIONS_MAX = LAG + 1, 512
@@ -62,7 +64,6 @@ class Planner:
         self._site = site
         self._tables: list[tuple[int, Network | None]] = [(0, Network.uniform(len(ranks)))]
         self._next = FIRST
-        self._interval = INTERVAL_FIRST
         self._began: tuple[int, float] = (0, 0.0)
         self._choices: OrderedDict[tuple[Problem, int], _Kept] = OrderedDict()
 
@@ -76,37 +77,46 @@ class Planner:
         """The latest that was agreed on."""
         return next(table for _, table in reversed(self._tables) if table is not None)
 
-    def is_due(self, number: int) -> bool:
-        """Whether an agreement begins with this operation; asked once for each, in any order."""
-        return self.agrees and number >= self._next and self._tables[-1][1] is not None
+    def is_due(self, number: int, *, invited: bool = False) -> bool:
+        """Whether an agreement begins with this operation; asked once for each, in any order.
+
+        Args:
+            invited: another rank has begun one, which waits no longer than until the last one's table holds.
+        """
+        first, table = self._tables[-1]
+        return self.agrees and table is not None and number >= (first if invited else self._next)
 
     def begin(self, number: int, report: LinkReport, *, now_s: float) -> Row:
         """An agreement begins, with or after the operation that is due; this rank's row."""
-        boundary = self._next
         interval_us = int(1e6 * (now_s - self._began[1]) / max(number - self._began[0], 1)) if self._began[1] else 0
         self._began = (number, now_s)
-        self._tables = [*self._tables[-1:], (boundary + LAG, None)]
-        self._next = boundary + self._interval
-        return agreement.row_of(report, ranks=self._ranks, table=self.table, interval_us=interval_us, site=self._site)
+        self._tables = [*self._tables[-1:], (number + LAG, None)]
+        return agreement.row_of(
+            report,
+            ranks=self._ranks,
+            table=self.table,
+            operation=number,
+            interval_us=interval_us,
+            site=self._site,
+        )
 
     def agreed(self, rows: Sequence[Row]) -> None:
         """The agreement has ended."""
-        table = agreement.agree(rows, self.table, number=self.table.number + 1)
-        unmeasured = any(row[0] == 0 or row[4] == 0 for row in rows)
-        self._interval = min(2 * self._interval, OPERATIONS_MAX)
-        if not unmeasured:
-            self._interval = agreement.operations_until_next(
+        operation = agreement.last_operation(rows)
+        interval = min(operation + INTERVAL_FIRST, OPERATIONS_MAX)
+        if not any(row[0] == 0 or row[4] == 0 for row in rows):
+            interval = agreement.operations_until_next(
                 rows, every_s=EVERY_S, at_least=OPERATIONS_MIN, at_most=OPERATIONS_MAX
             )
-        self._settle(table)
+        self._settle(agreement.agree(rows, self.table), operation=operation, interval=interval)
 
     def failed(self) -> None:
         """The agreement has failed: what held goes on."""
-        self._settle(self.table)
+        self._settle(self.table, operation=self._began[0], interval=INTERVAL_FIRST)
 
-    def _settle(self, table: Network) -> None:
-        (first, _) = self._tables[-1]
-        self._tables[-1] = (first, table)
+    def _settle(self, table: Network, *, operation: int, interval: int) -> None:
+        self._tables[-1] = (operation + LAG, table)
+        self._next = operation + interval
 
     def choice(self, problem: Problem, number: int) -> Choice | None:
         """How an operation is done; None while its table is not there yet."""
