@@ -115,55 +115,43 @@ fn shares(flows: &[(&str, f64)], rtt_s: f64, link: (f64, f64, f64), from_s: f64,
         .collect()
 }
 
+const MEGABITS: f64 = 20.0;
+const RTT_S: f64 = 0.040;
+
 #[test]
-#[ignore = "a table to look at"]
-fn table() {
-    let names = std::env::var("LAWS").unwrap_or("cubic auto bbr".into());
-    let what = std::env::var("WHAT").unwrap_or("alone".into());
-    for name in names.split(' ') {
-        if what.contains("alone") {
-            for rtt_s in [0.040, 0.005] {
-                for loss in [0.0, 0.001, 0.005, 0.01, 0.02, 0.04] {
-                    let got = shares(&[(name, 0.0)], rtt_s, (100.0, rtt_s, loss), 3.0, 13.0);
-                    println!("{name} {rtt_s} loss {loss}: {:.3}", got[0]);
-                }
-            }
-        }
-        if what.contains("start") {
-            for loss in [0.0, 0.01] {
-                for until in [0.1, 0.2, 0.4, 0.8, 1.6] {
-                    let got = shares(&[(name, 0.0)], 0.04, (100.0, 0.04, loss), 0.0, until);
-                    println!("{name} loss {loss} in {until} s: {:.2} MB", got[0] * until * 12.5);
-                }
-            }
-        }
-        if what.contains("beside") {
-            for rtt_s in [0.040, 0.005] {
-                for buffer in [0.5, 1.0, 4.0] {
-                    for late in [0.0, 5.0] {
-                        let flows = [(name, late), ("cubic", 0.0)];
-                        let got = shares(&flows, rtt_s, (100.0, buffer * rtt_s, 0.0), 10.0, 50.0);
-                        println!(
-                            "{name} {rtt_s} buffer {buffer} begins {late}: {:.3} and cubic {:.3}",
-                            got[0], got[1]
-                        );
-                    }
-                }
-            }
-        }
-        if what.contains("four") {
-            for loss in [0.0, 0.005] {
-                let got = shares(
-                    &[(name, 0.0), (name, 0.3), (name, 1.0), (name, 3.0)],
-                    0.04,
-                    (100.0, 0.04, loss),
-                    10.0,
-                    40.0,
-                );
-                let sum: f64 = got.iter().sum();
-                let jain = sum * sum / 4.0 / got.iter().map(|x| x * x).sum::<f64>();
-                println!("{name} four loss {loss}: {got:.3?} sum {sum:.3} jain {jain:.3}");
-            }
-        }
+fn random_loss_up_to_one_percent_leaves_the_link_full() {
+    for loss in [0.0, 0.001, 0.005, 0.01] {
+        let got = shares(&[("auto", 0.0)], RTT_S, (MEGABITS, RTT_S, loss), 2.0, 8.0);
+        assert!(got[0] > 0.9, "{loss}: {got:?}");
     }
+}
+
+#[test]
+fn more_loss_than_chance_explains_is_congestion_without_a_queue() {
+    let got = shares(&[("auto", 0.0)], RTT_S, (MEGABITS, RTT_S, 0.2), 2.0, 8.0);
+    assert!(got[0] < 0.4, "{got:?}");
+}
+
+#[test]
+fn beside_cubic_each_has_a_third_or_more() {
+    for buffer_s in [RTT_S / 2.0, RTT_S, 4.0 * RTT_S] {
+        let got = shares(
+            &[("auto", 0.0), ("cubic", 0.0)],
+            RTT_S,
+            (MEGABITS, buffer_s, 0.0),
+            10.0,
+            30.0,
+        );
+        let share = got[0] / (got[0] + got[1]);
+        assert!((0.35..0.65).contains(&share), "{buffer_s}: {got:?}");
+    }
+}
+
+#[test]
+fn four_connections_share_a_lossy_link() {
+    let flows = [0.0, 0.3, 1.0, 2.0].map(|begins_s| ("auto", begins_s));
+    let got = shares(&flows, RTT_S, (MEGABITS, RTT_S, 0.005), 10.0, 30.0);
+    let sum: f64 = got.iter().sum();
+    let jain = sum * sum / 4.0 / got.iter().map(|share| share * share).sum::<f64>();
+    assert!(sum > 0.9 && jain > 0.9, "{got:?}");
 }

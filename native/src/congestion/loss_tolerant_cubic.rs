@@ -9,11 +9,14 @@
 //!   show a queue, or a policer, drops so.
 //! - The peer reports ECN marks, or congestion persists (RFC 9002 7.6).
 //!
+//! While a round shows less than a quarter of such a queue, the window grows by a thirty-second a round, as the
+//! delay window of Compound TCP (Tan and others, INFOCOM 2006). Slow start ends with the first round that shows a queue.
+//!
 //! Beside CUBIC, where the buffer holds 0.43 of the path or more, both cut by the same 0.7 at the same losses, so both
 //! have the same share: 1 / 1.43 is what 0.7 leaves of a full path and its queue. A shorter buffer favours this law.
 //! Alone on a path with random loss, the window stays between the path and 1.25 of it.
 //!
-//! The path's least is remembered for a minute at least. Where it is too low, for the route became longer, this is plain
+//! The path's least is remembered for ten minutes at least. Where it is too low, for the route became longer, this is plain
 //! CUBIC. Where it is too high, for others' queue never ends, losses up to `LOSS_SHARE` pass for random.
 
 use std::time::{Duration, Instant};
@@ -33,7 +36,10 @@ const WINDOW_PACKETS_MIN: f64 = 2.0;
 const QUEUE_SHARE: f64 = 1.0 / 4.0;
 /// Below 2 ms of round trip: less is a sender's own burst.
 const QUEUE_S_MIN: f64 = 0.0005;
-const LEAST_SPAN: Duration = Duration::from_secs(60);
+/// Longer than others' queue stands without a break.
+const LEAST_SPAN: Duration = Duration::from_secs(600);
+/// Of the window, a round without a queue.
+const GAIN: f64 = 1.0 / 32.0;
 /// Of a round trip: one acknowledgement on time tells a late wake-up from a queue, and a cut comes hardly later.
 const JUDGED_SHARE: f64 = 1.0 / 4.0;
 const LOSS_SHARE: f64 = 0.02;
@@ -46,6 +52,8 @@ const LOSS_PACKETS_MIN: f64 = 100.0;
 struct Round {
     began: Option<Instant>,
     acked: f64,
+    least_s: Option<f64>,
+    limited: bool,
 }
 
 /// Losses of a round, or of as many as make `LOSS_PACKETS_MIN`.
@@ -157,12 +165,13 @@ impl LossTolerantCubic {
 
     pub(super) fn on_end_acks(&mut self, now: Instant) {
         let acks = std::mem::take(&mut self.acks);
-        let Some(rtt_s) = acks.rtt_s else {
-            return;
-        };
-        self.least.add(rtt_s, now, LEAST_SPAN);
-        self.judge(rtt_s, now);
-        self.grow(rtt_s, now);
+        if let Some(rtt_s) = acks.rtt_s {
+            self.least.add(rtt_s, now, LEAST_SPAN);
+            self.round.least_s = Some(self.round.least_s.map_or(rtt_s, |least_s| least_s.min(rtt_s)));
+            self.judge(rtt_s, now);
+        }
+        self.round.limited |= self.growing_bytes == 0.0;
+        self.grow(now);
         self.round.acked += acks.bytes as f64;
         self.losses.acked += acks.bytes as f64;
         if let Some(began) = self.round.began
@@ -203,12 +212,16 @@ impl LossTolerantCubic {
         if length_s < JUDGED_SHARE * least_s {
             return;
         }
-        let queue_s = suspicion.least_s - least_s;
-        let sent = suspicion.sent;
+        let (sent, queue_s) = (suspicion.sent, suspicion.least_s - least_s);
         self.suspicion = None;
-        if queue_s > QUEUE_S_MIN.max(QUEUE_SHARE * least_s) && !self.answered(sent) {
+        if queue_s > self.queue_s_max() && !self.answered(sent) {
             self.cut(self.delivered_bytes_per_s * least_s, now);
         }
+    }
+
+    /// The queue from which a loss is congestion.
+    fn queue_s_max(&self) -> f64 {
+        QUEUE_S_MIN.max(QUEUE_SHARE * self.least.least_s())
     }
 
     fn answered(&self, sent: Instant) -> bool {
@@ -222,6 +235,16 @@ impl LossTolerantCubic {
     fn end_round(&mut self, length_s: f64, now: Instant) {
         let round = std::mem::take(&mut self.round);
         self.delivered_bytes_per_s = round.acked / length_s.max(self.least.least_s());
+        if let Some(least_s) = round.least_s {
+            let queue_s = least_s - self.least.least_s();
+            let slow_start = self.window_bytes < self.threshold_bytes;
+            if slow_start && queue_s > self.queue_s_max() {
+                self.threshold_bytes = self.window_bytes;
+            } else if !slow_start && !round.limited && queue_s < self.queue_s_max() / 4.0 {
+                self.window_bytes *= 1.0 + GAIN;
+                self.epoch = Some(self.epoch_from(self.window_bytes, now));
+            }
+        }
         if self.losses.acked + self.losses.lost < LOSS_PACKETS_MIN * self.packet_bytes {
             return;
         }
@@ -257,7 +280,7 @@ impl LossTolerantCubic {
     }
 
     /// Take what was acknowledged: doubled in a round trip in slow start, else by CUBIC.
-    fn grow(&mut self, rtt_s: f64, now: Instant) {
+    fn grow(&mut self, now: Instant) {
         let acked = std::mem::take(&mut self.growing_bytes);
         let since = self.acked_at.replace(now).unwrap_or(now);
         if self.window_bytes < self.threshold_bytes {
@@ -284,7 +307,7 @@ impl LossTolerantCubic {
             self.window_bytes = if cubic(t_s) < epoch.window_reno {
                 window.max(epoch.window_reno)
             } else {
-                let target = cubic(t_s + rtt_s).clamp(window, GROWTH_MAX * window);
+                let target = cubic(t_s + self.least.least_s()).clamp(window, GROWTH_MAX * window);
                 window + (target - window) * acked / window
             };
         }

@@ -310,7 +310,7 @@ def replace_rate(row: np.ndarray, rate: int) -> np.ndarray:
 def test_an_operation_that_one_rank_gave_up_leaves_its_agreement_to_the_next(make_world):
     world = make_world(3, algorithm="weighted")
     for group in world.groups:
-        group._runtime._rates.report = lambda far, mbit=100 - 40 * group.rank: link(mbit, rtt_us={})  # type: ignore[misc, method-assign]
+        group._runtime._rates.report = lambda far, mbit=100 - 40 * group.rank: link(mbit, rtt_us={})
     world.groups[1].give_up("for the test")
 
     def body(group: Any) -> object:
