@@ -166,6 +166,7 @@ class Node:
             length=0 if view is None else len(view),
             group=options.pop("group", ""),
             step=options.pop("step", 0),
+            call=options.pop("call", ""),
         )
         options.setdefault("priority", Priority.GRADIENT)
         return self.engine.send(connection, header, view, **options)

@@ -23,6 +23,7 @@ from transport.mesh.collective_dispatch import CollectiveDispatch
 from transport.mesh.endpoint import Ticket, rank_of
 from transport.mesh.inbox import Receiving
 from transport.mesh.outbox import Sending
+from transport.wire.error_codes import WireCode
 from transport.wire.header import Header, MatchKey
 from transport.work import Work, unforeseen
 
@@ -197,11 +198,12 @@ class Executor(abc.ABC):
         self._on_end(self)
 
     def _step_failed(self, error: TransportError) -> None:
-        """A message of a step failed. One that the peer cancelled says less than what the peer will tell us of it."""
+        """A message of a step failed. One that the peer refused says less than what the peer will tell us of it."""
         if self.error is not None:
             return
-        if isinstance(error, CancelledError):
-            self._refusal = self._refusal or error
+        too_long = isinstance(error, PeerError) and error.wire_code == WireCode.BUFFER_TOO_SMALL
+        if too_long or isinstance(error, CancelledError):
+            self._refusal = self._refusal or self._in_group(error)
             self.deadline_s = min(self.deadline_s, time.monotonic() + REFUSAL_S)
         else:
             self.fail(self._in_group(error))

@@ -177,7 +177,10 @@ class OperationFailed:
 
 @dataclass(frozen=True)
 class UnexpectedMessage:
-    """A complete message waits that nobody has posted for; `post` takes it. Lets control messages arrive unasked."""
+    """A complete message waits that nobody has posted for; `post` takes it. Lets control messages arrive unasked.
+
+    Also told of a collective's message that is refused for its length, before its post fails: it names its call.
+    """
 
     peer: str
     header: Header

@@ -136,10 +136,7 @@ impl Matcher {
                     waiting.complete.push_back(message.clone());
                 }
                 if !queues.expects(&message.header) {
-                    self.events.push(Event::Announced {
-                        peer: message.peer.clone(),
-                        header: message.header.clone(),
-                    });
+                    self.announce(message);
                 }
             }
             refused => state.place = refused,
@@ -188,6 +185,13 @@ impl Matcher {
         self.events.push(Event::Failed { operation, failure })
     }
 
+    fn announce(&self, message: &IncomingMessage) {
+        self.events.push(Event::Announced {
+            peer: message.peer.clone(),
+            header: message.header.clone(),
+        });
+    }
+
     fn tell_received(&self, operation: u64, message: &IncomingMessage, destination: Destination) {
         let payload = match destination {
             Destination::Lent(posted) => {
@@ -234,6 +238,9 @@ impl Matcher {
             drop(state);
             message.changed.notify_one();
             drop(buffer);
+            if !message.header.call.is_empty() {
+                self.announce(message); // what it was meant for says more than its length
+            }
             self.fail(operation, failure);
             return false;
         }

@@ -226,6 +226,15 @@ def test_a_message_longer_than_its_buffer_fails_and_the_connection_lives() -> No
         assert b.outcome(b.post("a", None, tag=1)).payload == b"fine"
 
 
+def test_a_collective_s_message_that_is_too_long_says_of_which_call_it_is_before_its_post_fails() -> None:
+    with connected() as (a, b, up, _):
+        post = b.post("a", bytearray(10))
+        a.send(up, bytes(20), call="allreduce sum of 5 float32")
+        assert isinstance(b.outcome(post).error, PeerError)
+        (told,) = [event for event in b.events if isinstance(event, UnexpectedMessage)]
+        assert told.header.call == "allreduce sum of 5 float32"
+
+
 def test_a_message_longer_than_the_peer_accepts_is_not_even_begun() -> None:
     with connected(settings=EngineSettings(message_bytes_max=1000)) as (a, b, up, _):
         assert isinstance(a.outcome(a.send(up, bytes(1001))).error, PeerError)

@@ -329,6 +329,8 @@ class MemoryEngine(Engine):
 
     def _receive(self, operation: int, peer: str, header: Header, content: bytes, buffer: Buffer | None) -> None:
         if buffer is not None and len(content) > buffer.nbytes:
+            if header.call:
+                self.put(UnexpectedMessage(peer, header))
             error = PeerError(peer, f"sent {len(content)} bytes into a buffer of {buffer.nbytes}")
             self.failed(operation, error)
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hive_qos.errors import CancelledError, PeerError
+from hive_qos.errors import PeerError
 from transport import Group, ReduceOp
 from transport.collectives import calls
 
@@ -102,11 +102,10 @@ def test_sizes_that_differ_between_ranks_are_named_on_every_rank(make_world):
     def body(group: Group) -> object:
         return group.all_gather(np.zeros(2 * (5 + group.rank), "f4"), np.zeros(5 + group.rank, "f4")).wait(30)
 
-    first, second = world.run(body)
-    assert isinstance(first, PeerError | CancelledError)
-    assert isinstance(second, PeerError | CancelledError)
-    both = "5+5 float32", "6+6 float32"
-    assert any(all(size in str(one) for size in both) or "24 bytes" in str(one) for one in (first, second))
+    for _ in range(5):  # whoever posts first
+        for error in world.run(body):
+            assert isinstance(error, PeerError), error
+            assert all(size in str(error) for size in ("5+5 float32", "6+6 float32")), error
 
 
 def test_dtypes_that_differ_between_ranks_are_named(make_world):

@@ -241,6 +241,8 @@ class Matcher:
             channel.release(stream)
             if not stream.complete:
                 channel.refuse(stream, WireCode.BUFFER_TOO_SMALL)
+        if header.call:  # what it was meant for says more than its length
+            self._emit(UnexpectedMessage(self.peer, header))
         reason = f"sent {header.length} bytes where {len(post.buffer)} were expected"
         self._emit(OperationFailed(post.operation, PeerError(self.peer, reason, wire_code=WireCode.BUFFER_TOO_SMALL)))
         return False
