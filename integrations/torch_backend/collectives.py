@@ -55,8 +55,10 @@ class Collectives(Operations):
             timeout_s=timeout_s,
         )
 
-    def _compression_of(self, tensor: torch.Tensor) -> calls.Compression:
+    def _compression_of(self, tensor: torch.Tensor) -> calls.Compression | None:
         """The group's, for a tensor that is known by its memory, in which DDP's buckets stay."""
+        if not self.options.compression:
+            return None
         return self.group.compression(self.options.compression, (tensor.data_ptr(), tensor.numel()))
 
     def sparse_allreduce(

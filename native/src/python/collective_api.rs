@@ -177,7 +177,10 @@ fn coding(
     let codec = Codec::numbered(codec).ok_or_else(|| PyValueError::new_err("no such codec"))?;
     let elems = values.len_bytes() / VALUE_BYTES;
     let contiguous = encoded.is_c_contiguous() && values.is_c_contiguous() && !written.readonly();
-    if !contiguous || values.len_bytes() % VALUE_BYTES != 0 || encoded.len_bytes() != codec.encoded_bytes(elems) {
+    if !contiguous
+        || !values.len_bytes().is_multiple_of(VALUE_BYTES)
+        || encoded.len_bytes() != codec.encoded_bytes(elems)
+    {
         return Err(PyValueError::new_err(
             "a writable target and a source of the codec's lengths are needed",
         ));
