@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 RANKS_MAX = 1024
+"""More than one LAN has; predicting takes time and memory with their square."""
 SNAPSHOT_BYTES_MAX = 2**24
+"""Of a file with `explain()`: what a group of RANKS_MAX ranks and all its choices take, and some."""
 
 
 def explain_collective(
