@@ -248,12 +248,13 @@ impl Controller for Observed {
         }
         state.told.delivered += acks.bytes;
         state.told.window = self.inner.metrics().congestion_window;
-        // Where packets are lost all of the window is wanted twice: a piece of a message of which one packet was lost
-        // stays for another round trip or two. BBR's window is twice what the path holds already.
+        // A window that follows a rate does not grow by itself, and where packets are lost all of it is wanted twice:
+        // a piece of a message of which one packet was lost stays for another round trip or two. BBR's window is twice
+        // what the path holds already.
         let used = match (self.measure.pace.paced(), self.fills_window) {
             (true, _) => 2 * state.told.window,
             (false, true) => state.told.window,
-            (false, false) => 2 * state.told.in_flight.min(state.told.window),
+            (false, false) => state.told.in_flight.min(state.told.window),
         };
         self.measure.used.store(used, Ordering::Relaxed);
         state.told.in_flight = in_flight;
