@@ -56,7 +56,7 @@ class Settings:
     advertise: str = ""
     interface: str = ""
     engine: str = "auto"
-    congestion: str = "auto"
+    congestion: str = "cubic"
     job: str = "job"
     job_secret: bytes = field(default=b"", repr=False)
     ca: str = ""
@@ -114,7 +114,7 @@ class Settings:
             advertise=values.get("HIVE_ADVERTISE", ""),
             interface=values.get("HIVE_INTERFACE", ""),
             engine=values.get("HIVE_ENGINE", "") or "auto",
-            congestion=values.get("HIVE_CONGESTION", "") or "auto",
+            congestion=values.get("HIVE_CONGESTION", "") or "cubic",
             job=values.get("HIVE_JOB", "") or "job",
             job_secret=values.get("HIVE_JOB_SECRET", "").encode(),
             ca=values.get("HIVE_CA", ""),

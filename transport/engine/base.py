@@ -85,7 +85,7 @@ class EngineSettings:
     dead_after_s: float | None = None
     handshake_timeout_s: float = 10.0
     datagram_bytes: int = 1452
-    congestion: str = "auto"
+    congestion: str = "cubic"
     protocol: str = ALPN
 
 

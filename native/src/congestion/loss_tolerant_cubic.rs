@@ -9,8 +9,7 @@
 //!   show a queue, or a policer, drops so.
 //! - The peer reports ECN marks, or congestion persists (RFC 9002 7.6).
 //!
-//! While a round shows less than a quarter of such a queue, the window grows by a thirty-second a round, as the
-//! delay window of Compound TCP (Tan and others, INFOCOM 2006). Slow start ends with the first round that shows a queue.
+//! Slow start ends with the first round that shows a queue.
 //!
 //! Beside CUBIC, where the buffer holds 0.43 of the path or more, both cut by the same 0.7 at the same losses, so both
 //! have the same share: 1 / 1.43 is what 0.7 leaves of a full path and its queue. A shorter buffer favours this law.
@@ -38,8 +37,6 @@ const QUEUE_SHARE: f64 = 1.0 / 4.0;
 const QUEUE_S_MIN: f64 = 0.0005;
 /// Longer than others' queue stands without a break.
 const LEAST_SPAN: Duration = Duration::from_secs(600);
-/// Of the window, a round without a queue.
-const GAIN: f64 = 1.0 / 32.0;
 /// Of a round trip: one acknowledgement on time tells a late wake-up from a queue, and a cut comes hardly later.
 const JUDGED_SHARE: f64 = 1.0 / 4.0;
 const LOSS_SHARE: f64 = 0.02;
@@ -53,7 +50,6 @@ struct Round {
     began: Option<Instant>,
     acked: f64,
     least_s: Option<f64>,
-    limited: bool,
 }
 
 /// Losses of a round, or of as many as make `LOSS_PACKETS_MIN`.
@@ -170,7 +166,6 @@ impl LossTolerantCubic {
             self.round.least_s = Some(self.round.least_s.map_or(rtt_s, |least_s| least_s.min(rtt_s)));
             self.judge(rtt_s, now);
         }
-        self.round.limited |= self.growing_bytes == 0.0;
         self.grow(now);
         self.round.acked += acks.bytes as f64;
         self.losses.acked += acks.bytes as f64;
@@ -240,9 +235,6 @@ impl LossTolerantCubic {
             let slow_start = self.window_bytes < self.threshold_bytes;
             if slow_start && queue_s > self.queue_s_max() {
                 self.threshold_bytes = self.window_bytes;
-            } else if !slow_start && !round.limited && queue_s < self.queue_s_max() / 4.0 {
-                self.window_bytes *= 1.0 + GAIN;
-                self.epoch = Some(self.epoch_from(self.window_bytes, now));
             }
         }
         if self.losses.acked + self.losses.lost < LOSS_PACKETS_MIN * self.packet_bytes {
