@@ -19,7 +19,7 @@ bench: setup ## Engines beside Gloo, iperf3, kernel TCP, half an hour; BENCH="--
 	@bash tools/bench/setup.sh
 	@$(BIN)/python -m tools.bench $(BENCH)
 
-bench-collectives: setup ## Collectives beside Gloo on several networks, hours; BENCH="--quick lan" for less
+bench-collectives: setup ## Collectives beside Gloo on several networks, an hour; BENCH="--quick lan" for less
 	@$(BIN)/python -m tools.collectivesbench $(BENCH)
 
 bench-broker: setup ## The broker beside what tc can do, nearly two hours; BENCH="--quick sender" for less

@@ -29,7 +29,7 @@ def main() -> None:
 
     try:
         rendezvous = transport.TcpRendezvous(options.meet, serve=options.rank == 0)
-    except (ConfigurationError, OSError) as error:  # not an address, or rank 0 cannot have it
+    except ConfigurationError as error:  # not an address, or rank 0 cannot have it
         parser.error(f"--meet: {error}")
     other = 1 - options.rank
     with transport.Group.connect(rendezvous, rank=options.rank, world_size=2) as group:

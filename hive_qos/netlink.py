@@ -1,8 +1,8 @@
-"""Netlink (netlink(7)): messages and their attributes, and a socket for one thread. Our only framing.
+"""Netlink (netlink(7)): framing, attributes, and a socket for one thread, which carries all messages of ours.
 
-pyroute2 builds what is built once (`shaping.netlink`). This serves what is asked often or by a small process: counters,
-classes, sockets, routes, events, the watchdog. A question costs 20 µs here and 200 to 500 µs through pyroute2 0.9.7,
-which besides keeps every acknowledgement of a question for ever.
+pyroute2 lays out what is sent seldom (`shaping.netlink.messages`), we what is sent often or by a small process. Its own
+sockets do not serve (0.9.7): they wait without end, keep the acknowledgement of each question, and are of no use after
+ENOBUFS.
 
 A batch is one system call: the kernel works through its messages in order under one lock each, and answers every one.
 That is as near to a transaction as traffic control offers. nftables has real ones.
@@ -49,12 +49,6 @@ _ANSWER_S = 5.0
 
 _DUMP_TRIES = 5
 """A dump that another program's change interrupted is repeated; so many in a row mean a fight over the tree."""
-
-
-# linux/rtnetlink.h, linux/if_link.h: links, which several ask about.
-RTM_NEWLINK, RTM_DELLINK, RTM_GETLINK = 16, 17, 18
-IFINFOMSG = struct.Struct("=BxHiII")  # family, pad, type, interface index, flags, change
-IFLA_IFNAME = 3
 
 _ATTRIBUTE = struct.Struct("=HH")  # length, kind
 
@@ -116,23 +110,23 @@ class NetlinkSocket:
             PrivilegeError: EPERM.
             KernelRejectedError: the first error, with the kernel's words.
         """
-        first = self._sequence + 1
+        sent: list[int] = []
         data = bytearray()
         for number, request in enumerate((begin, *requests, end)):
-            self._sequence += 1
+            sent.append(self._next())
             flags = NLM_F_ACK if number == len(requests) else 0
-            data += frame(request, NLM_F_REQUEST | flags, self._sequence)
+            data += frame(request, NLM_F_REQUEST | flags, sent[-1])
         with contextlib.suppress(PermissionError):  # then the kernel refuses what is sent, too, and says why
             self._socket.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, len(data))  # it goes in one piece
         self._put(bytes(data))
         while True:
             for message_type, reported, sequence, body in self.receive():
-                if message_type != NLMSG_ERROR or sequence < first:
+                if message_type != NLMSG_ERROR or sequence not in sent:
                     continue
                 error = _error_of(what, reported, body)
                 if error is not None:
                     raise error
-                if sequence == self._sequence - 1:
+                if sequence == sent[-2]:
                     return
 
     def read(self, what: str, request: Request, decode: Callable[[int, bytes], T]) -> list[T]:
@@ -169,9 +163,9 @@ class NetlinkSocket:
         waiting: dict[int, str] = {}
         data = bytearray()
         for what, request in requests:
-            self._sequence += 1
-            waiting[self._sequence] = what
-            data += frame(request, NLM_F_REQUEST | NLM_F_ACK, self._sequence)
+            sequence = self._next()
+            waiting[sequence] = what
+            data += frame(request, NLM_F_REQUEST | NLM_F_ACK, sequence)
         self._put(bytes(data))
         errors = []
         while waiting:
@@ -197,6 +191,8 @@ class NetlinkSocket:
                     continue
                 interrupted = interrupted or bool(reported & _NLM_F_DUMP_INTR)
                 if message_type == NLMSG_DONE:
+                    if len(body) >= 4 and (error := _error_of(what, 0, body)) is not None:
+                        raise error
                     return objects, interrupted
                 if message_type == NLMSG_ERROR:
                     error = _error_of(what, reported, body)
@@ -206,8 +202,13 @@ class NetlinkSocket:
                 objects.append(decode(message_type, body))
 
     def _send(self, request: Request, flags: int) -> int:
-        self._sequence += 1
-        self._put(frame(request, flags, self._sequence))
+        sequence = self._next()
+        self._put(frame(request, flags, sequence))
+        return sequence
+
+    def _next(self) -> int:
+        """A request's number: 32 bits in the header, and 0 is the kernel's own."""
+        self._sequence = self._sequence % 0xFFFF_FFFF + 1
         return self._sequence
 
     def _put(self, data: bytes) -> None:

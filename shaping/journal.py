@@ -20,8 +20,8 @@ T = TypeVar("T")
 
 _VERSION = 1
 _KINDS = _QDISC, _SEGMENTS, _LINE, _INGRESS = "qdisc", "gso", "line", "ingress"
-_NAME = re.compile(r"[^/\s:]{1,15}")
-"""What the kernel takes as an interface's name (dev_valid_name): no slash, colon or space, at most 15 bytes."""
+_NAME = re.compile(r"[^/:\t-\r ]{1,15}")
+"""What the kernel takes as an interface's name (dev_valid_name): no slash, colon or ASCII space, at most 15 bytes."""
 
 
 class Journal:

@@ -1,7 +1,7 @@
 """The real kernel: traffic control of the network namespace in which it is made.
 
-What is built once goes through pyroute2 (`netlink.route`), what ticks read and change through `netlink.fast_path`.
-pyroute2's synchronous `IPRoute` must not be made or used inside a running event loop.
+What is built once is laid out by pyroute2 (`netlink.messages`), what ticks read and change by `netlink.fast_path`. One
+socket carries both.
 
 What was applied is read back at once: every class, queue and filter that an operation named has to be there with
 exactly the values that were sent.
@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from hive_qos.errors import ConfigurationError, KernelRejectedError, ReadBackError, ShapingError
 from hive_qos.netlink import NetlinkSocket
 from shaping import failsafe
-from shaping.classify import nftables
-from shaping.model.names import MAJOR, is_ours, show_classid
+from shaping.model.names import is_ours, show_classid
 from shaping.model.observations import Capabilities, ClassCounters, DeviceSegments, PriorQdisc, Redirection
+from shaping.model.shapes import Rule
 from shaping.model.tree import (
     AddClass,
     AddFilter,
@@ -34,8 +34,7 @@ from shaping.model.tree import (
     QdiscSpec,
     Tree,
 )
-from shaping.netlink import fast_path, links, root, tree
-from shaping.netlink.route import Route
+from shaping.netlink import fast_path, links, nftables, root, tree
 
 
 class RealKernel:
@@ -43,7 +42,6 @@ class RealKernel:
 
     def __init__(self) -> None:
         self._tc = NetlinkSocket()
-        self._route = Route()
         self._probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         self._forwarding: NetlinkSocket | None = None
         self._capabilities: Capabilities | None = None
@@ -65,19 +63,19 @@ class RealKernel:
         return root.read_root(self._tc, interface, self._index(interface))
 
     def observe(self, interface: str) -> Tree | None:
-        return tree.read_tree(self._route, self._tc, interface, self._index(interface))
+        return tree.read_tree(self._tc, interface, self._index(interface))
 
     def apply(self, interface: str, operations: Sequence[Operation]) -> None:
         if not operations:
             return
         index = self._index(interface)
-        tree.execute(self._route, self._tc, interface, index, operations)
+        tree.execute(self._tc, interface, index, operations)
         self._read_back(interface, index, operations)
 
     def delete_root(self, interface: str) -> None:
         index = self._index(interface)
         try:
-            self._route.tc(f"delete the root {MAJOR:x}: of {interface}", "del", "htb", index, handle=MAJOR << 16)
+            root.delete_own(self._tc, interface, index)
         except KernelRejectedError as error:
             if self.observe(interface) is not None:
                 raise
@@ -104,14 +102,13 @@ class RealKernel:
         return fast_path.read_direct_packets(self._tc, interface, self._index(interface))
 
     def segments(self, interface: str) -> DeviceSegments:
-        link = links.read_link(self._tc, interface, self._index(interface))
+        link = self._link(interface)
         default = link.gso_max_segs if link.tso_max_segs is None else link.tso_max_segs
         return DeviceSegments(limit=link.gso_max_segs, default=default)
 
     def set_segments(self, interface: str, limit: int) -> None:
         index = self._index(interface)
-        group = links.read_link(self._tc, interface, index).group
-        links.set_segments(self._route, interface, index, limit, group=group)
+        links.set_segments(self._tc, interface, index, limit, group=self._link(interface).group)
         found = self.segments(interface).limit
         if found != limit:
             raise ReadBackError(f"gso_max_segs of {interface}", wanted=limit, found=found)
@@ -123,26 +120,26 @@ class RealKernel:
         if device in self.ifbs():
             self._need_ifb(device)
             return
-        links.make_ifb(self._route, device)
+        links.make_ifb(self._tc, device)
 
     def start_ifb(self, device: str) -> None:
-        links.start_ifb(self._route, device, self._index(device))
+        links.start_ifb(self._tc, device, self._index(device))
 
     def delete_ifb(self, device: str) -> None:
         if device in self.ifbs():
             self._need_ifb(device)
-            self._route.link(f"delete {device}", "del", index=self._index(device))
+            links.delete_link(self._tc, device, self._index(device))
 
     def running_number(self, device: str) -> int | None:
         return links.running_number(self._probe, device)
 
     def redirection(self, interface: str) -> Redirection | None:
-        return links.redirection(self._route, self._tc, self._index(interface))
+        return links.redirection(self._tc, self._index(interface))
 
     def redirect(self, interface: str, device: str) -> None:
         index, to_index = self._index(interface), self._index(device)
-        links.redirect(self._route, self._tc, index, to_index)
-        found = links.redirection(self._route, self._tc, index)
+        links.redirect(self._tc, index, to_index)
+        found = links.redirection(self._tc, index)
         if found is None or found.to_indexes != (to_index,) or len(found.preferences) != 2:
             raise ReadBackError(f"the redirection of {interface}", wanted=device, found=found)
 
@@ -150,14 +147,14 @@ class RealKernel:
         failsafe.stop_redirecting(self._tc, {self._index(interface)})
 
     def remove_empty_hook(self, interface: str) -> None:
-        links.remove_empty_hook(self._route, self._tc, self._index(interface))
+        links.remove_empty_hook(self._tc, self._index(interface))
 
-    def classify_forwarded(self, filters: Sequence[FilterSpec]) -> None:
-        if not filters:
+    def classify_forwarded(self, rules: Sequence[tuple[Rule, int]]) -> None:
+        if not rules:
             self._stop_forwarding()
             return
         self._forwarding = self._forwarding or NetlinkSocket(nftables.NETLINK_NETFILTER)
-        requests = nftables.replace_table(filters)
+        requests = nftables.replace_table(rules)
         try:
             what = f"make the table inet {nftables.TABLE}"
             self._forwarding.transact(what, requests, begin=nftables.begin(), end=nftables.end())
@@ -174,20 +171,22 @@ class RealKernel:
     def close(self) -> None:
         self._stop_forwarding()
         self._probe.close()
-        self._route.close()
         self._tc.close()
 
     def _index(self, interface: str) -> int:
         try:
             return links.interface_number(self._probe, interface)
         except OSError as error:
-            there = ", ".join(name for _, name in socket.if_nameindex())
-            raise ConfigurationError(
-                "interface.name", interface, f"no such interface in this network namespace; there are {there}"
-            ) from error
+            raise _missing(interface) from error
+
+    def _link(self, interface: str) -> links.Link:
+        link = links.read_link(self._tc, interface)
+        if link is None:
+            raise _missing(interface)
+        return link
 
     def _need_ifb(self, device: str) -> None:
-        if links.read_link(self._tc, device, self._index(device)).kind != "ifb":
+        if self._link(device).kind != "ifb":
             raise ConfigurationError("interface.ingress", device, "a link of this name is there that is no IFB of ours")
 
     def _read_back(self, interface: str, index: int, operations: Sequence[Operation]) -> None:
@@ -207,12 +206,19 @@ class RealKernel:
                     wanted_filters[rule.preference] = rule
                 case DeleteFilter(rule):
                     wanted_filters[rule.preference] = None
-        found = tree.read_tree(self._route, self._tc, interface, index, filters=bool(wanted_filters))
+        found = tree.read_tree(self._tc, interface, index, filters=bool(wanted_filters))
         if found is None or (wanted_root is not None and found.qdisc != wanted_root):
             raise ReadBackError(f"the root of {interface}", wanted=wanted_root or QdiscSpec(), found=found)
         _compare(interface, "class", wanted_classes, {spec.minor: spec for spec in found.classes})
         _compare(interface, "queue at", wanted_leaves, {leaf.parent_minor: leaf for leaf in found.leaves})
         _compare(interface, "filter", wanted_filters, {rule.preference: rule for rule in found.filters})
+
+
+def _missing(interface: str) -> ConfigurationError:
+    there = ", ".join(name for _, name in socket.if_nameindex())
+    return ConfigurationError(
+        "interface.name", interface, f"no such interface in this network namespace; there are {there}"
+    )
 
 
 def _compare(interface: str, what: str, wanted: Mapping[int, object], found: Mapping[int, object]) -> None:

@@ -15,7 +15,7 @@ from typing import Protocol
 from shaping.model.names import MARK_MINOR
 from shaping.model.observations import Capabilities, ClassCounters, DeviceSegments, PriorQdisc, Redirection
 from shaping.model.shapes import Rule
-from shaping.model.tree import FilterSpec, Operation, Tree
+from shaping.model.tree import Operation, Tree
 
 
 class Kernel(Protocol):
@@ -84,9 +84,10 @@ class Kernel(Protocol):
     def remove_empty_hook(self, interface: str) -> None:
         """Delete an ingress qdisc at which no filter hangs, whoever made it. Harmless where there is none."""
 
-    def classify_forwarded(self, filters: Sequence[FilterSpec]) -> None:
-        """Make exactly these filters give what the host forwards its class, before its addresses are translated; none
-        removes what does it. Where it fails none is in force. It lasts until `close`."""
+    def classify_forwarded(self, rules: Sequence[tuple[Rule, int]]) -> None:
+        """Make exactly these rules, the first that matches, give what the host forwards the class of that minor, before
+        its addresses are translated; none removes what does it. Where it fails none is in force. It lasts until
+        `close`."""
 
     def close(self) -> None:
         """Release sockets. Nothing in the kernel changes, but that what is forwarded is not classified any more."""

@@ -78,7 +78,7 @@ class FakeKernel:
         self.reject_next: tuple[type[Operation], KernelRejectedError] | None = None
         self.reject_segments: KernelRejectedError | None = None
         self.reject_redirect: KernelRejectedError | None = None
-        self.forwarded: tuple[FilterSpec, ...] = ()
+        self.forwarded: tuple[tuple[Rule, int], ...] = ()
         self.reject_forwarded: KernelRejectedError | None = None
 
     def rename(self, interface: str, name: str) -> None:
@@ -256,11 +256,11 @@ class FakeKernel:
             return True
         return any(self.running_number(device) in hook.to_indexes for device in self.ifbs())
 
-    def classify_forwarded(self, filters: Sequence[FilterSpec]) -> None:
+    def classify_forwarded(self, rules: Sequence[tuple[Rule, int]]) -> None:
         self.forwarded = ()
-        if filters and self.reject_forwarded is not None:
+        if rules and self.reject_forwarded is not None:
             raise self.reject_forwarded
-        self.forwarded = tuple(filters)
+        self.forwarded = tuple(rules)
 
     def close(self) -> None:
         """All but this is the kernel's, and outlives who looked at it."""

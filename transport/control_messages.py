@@ -15,11 +15,13 @@ from dataclasses import replace
 
 from hive_qos.errors import TransportError
 from transport.collectives.aborts import REASON_CHARS_MAX, RemoteAbort
+from transport.collectives.calls import Heard
 from transport.collectives.in_flight import InFlight
 from transport.mesh.endpoint import Endpoint
 from transport.mesh.one_way_delay import OneWayDelay
+from transport.mesh.paths import read_locations
 from transport.mesh.peers import Gone, Phase
-from transport.mesh.sockets import is_reachable
+from transport.wire.header import NAME_BYTES_MAX
 
 _log = logging.getLogger("transport.runtime")
 
@@ -66,10 +68,13 @@ class ControlMessages:
                 self._delays.asked(rank, at, time.monotonic())
             case {"op": "then", "at": float(at), "here": float(here)}:
                 self._delays.answered(rank, at, here, time.monotonic())
-            case {
-                "op": "moved", "number": int(number), "address": str(address), "port": int(port), "bulk_port": int(bulk)
-            } if is_reachable(address, port, bulk):  # fmt: skip
-                self._endpoint.peer_moved(rank, number=number, address=address, port=port, bulk_port=bulk)
+            case {"op": "moved", "number": int(number), "addresses": list(addresses)}:
+                try:
+                    locations = read_locations(addresses)
+                except (ValueError, KeyError) as error:
+                    _log.warning("rank %d says that it has moved, but not where: %s", rank, error)
+                else:
+                    self._endpoint.peer_moved(rank, number=number, locations=locations)
             case {"op": "alive"}:
                 pass  # its acknowledgement is the answer
             case {"op": "leave"}:
@@ -78,6 +83,11 @@ class ControlMessages:
                 self._endpoint.liveness.check(
                     dead, functools.partial(self._heard_dead, dead, reason, rank), now_s=time.monotonic()
                 )
+            case {
+                "op": "called", "group": str(group), "step": int(number), "call": str(called), "expects": str(expects)
+            }:  # fmt: skip
+                said = Heard(called[:NAME_BYTES_MAX], expects[:NAME_BYTES_MAX])
+                self._in_flight.heard_call(rank, (group, number), said)
             case {"op": "abort", "group": str(group), "step": int(number), "reason": str(reason)}:
                 lost = message.get("lost")
                 abort = RemoteAbort(rank, reason, disagrees=message.get("disagrees") is True)

@@ -80,7 +80,7 @@ class Group:
             timeout_s: default timeout of its operations.
             connect_timeout_s: by then every rank must be there.
             settings: addresses, engine and identity; None reads the `HIVE_*` environment.
-            compression: of its all-reduces, see `allreduce`: "bfloat16", "int8", "int4", or "" for none.
+            compression: of its reductions, see `allreduce`: "bfloat16", "int8", "int4", or "" for none.
 
         Raises:
             ConfigurationError: a setting cannot work.
@@ -219,7 +219,7 @@ class Group:
         return self._start(call, timeout_s, priority)
 
     def compression(self, compression: str | None = None, feedback: Hashable = None) -> calls.Compression:
-        """For `transport.collectives.calls.allreduce`; arguments and errors as `allreduce`."""
+        """For the reductions of `transport.collectives.calls`; arguments and errors as `allreduce`."""
         codec = self._codec if compression is None else Codec.named(compression)
         return calls.Compression(codec, self._kept, feedback)
 
@@ -237,9 +237,15 @@ class Group:
         *,
         timeout_s: float | None = None,
         priority: Priority = Priority.GRADIENT,
+        compression: str | None = None,
+        feedback: Hashable = None,
     ) -> Work:
-        """Reduce every rank's `tensor` into the root's, in place there; the others' stay as they are."""
-        return self._start(calls.reduce(self.site, tensor, root, op), timeout_s, priority)
+        """Reduce every rank's `tensor` into the root's, in place there; the others' stay as they are.
+
+        Compression and feedback as in `allreduce`.
+        """
+        call = calls.reduce(self.site, tensor, root, op, self.compression(compression, feedback))
+        return self._start(call, timeout_s, priority)
 
     def all_gather(
         self,
@@ -248,13 +254,17 @@ class Group:
         *,
         timeout_s: float | None = None,
         priority: Priority = Priority.GRADIENT,
+        compression: str = "",
     ) -> Work:
         """Collect every rank's `tensor` on all ranks.
 
         Args:
             outputs: a list of `size` tensors like `tensor`, or one tensor `size` times as large, filled in rank order.
+            compression: as in `allreduce`, but not the group's: values that nobody adds to are rounded for good. All
+                ranks get the same bits, the sender too.
         """
-        return self._start(calls.all_gather(self.site, outputs, tensor), timeout_s, priority)
+        call = calls.all_gather(self.site, outputs, tensor, self.compression(compression))
+        return self._start(call, timeout_s, priority)
 
     def reduce_scatter(
         self,
@@ -264,14 +274,17 @@ class Group:
         *,
         timeout_s: float | None = None,
         priority: Priority = Priority.GRADIENT,
+        compression: str | None = None,
+        feedback: Hashable = None,
     ) -> Work:
-        """Reduce the ranks' `inputs[i]` into the `output` of rank i.
+        """Reduce the ranks' `inputs[i]` into the `output` of rank i. Compression and feedback as in `allreduce`.
 
         Args:
             inputs: a list of `size` tensors, or one tensor that is `size` times as large as `output`. Inputs may
                 differ in size from rank to rank of the list; `output` is like `inputs[rank]`.
         """
-        return self._start(calls.reduce_scatter(self.site, output, inputs, op), timeout_s, priority)
+        call = calls.reduce_scatter(self.site, output, inputs, op, self.compression(compression, feedback))
+        return self._start(call, timeout_s, priority)
 
     def gather(
         self,

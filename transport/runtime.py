@@ -25,10 +25,10 @@ from transport.bootstrap.rendezvous import Rendezvous
 from transport.broker.session import BrokerSession
 from transport.collectives.agreements import Request
 from transport.collectives.algorithms.registry import check_name
-from transport.collectives.calls import Call
+from transport.collectives.calls import Call, Heard
 from transport.collectives.in_flight import RETURN_S_MAX, InFlight
 from transport.collectives.membership import Memberships
-from transport.collectives.planning.link_rates import LinkRates, LinkReport
+from transport.collectives.planning.link_rates import LinkRates, LinkReport, together
 from transport.control_messages import ControlMessages
 from transport.engine.base import ConnectionStatistics, Engine, Event, Priority
 from transport.event_loop import EventLoop
@@ -45,6 +45,9 @@ from transport.work import THREAD_NAME, Work, unforeseen, wait_until
 
 REFUSALS_MAX = 3
 """Attempts that end with a peer's fault before `connect` raises it: one may be a packet of an earlier run."""
+DRAIN_S = 2.5
+"""How long `close` waits for acknowledgements of collectives that have ended: a link that was cut is noticed, and what
+was lost has gone over another."""
 AGAIN_S = 1.0
 """After periodic work has failed, which it never should."""
 _log = logging.getLogger("transport.runtime")
@@ -115,8 +118,7 @@ class Runtime:
                 runtime._await_everybody(bootstrap, give_up_s, timeout_s)
         except BaseException:
             runtime.close(timeout_s=0.5)
-            bootstrap.sockets.compute.close()  # where the engine has not taken them
-            bootstrap.sockets.bulk.close()
+            bootstrap.close_sockets()
             raise
         _living.add(runtime)
         _leave_at_exit()
@@ -139,7 +141,6 @@ class Runtime:
             socket_path=self._settings.broker,
             delays=self._delays,
             rank_of=bootstrap.peers.rank_of,
-            rates=self._settings.congestion == "auto",
         )
         self._in_flight = InFlight(
             endpoint=self._endpoint,
@@ -148,7 +149,6 @@ class Runtime:
             order=self._order,
             chunk_bytes=self._settings.chunk_bytes,
             report=self._report_links,
-            native=self._settings.native_collectives,
         )
         self._control = ControlMessages(
             endpoint=self._endpoint,
@@ -164,20 +164,21 @@ class Runtime:
         )
         self._loop.start()
         engine = self._engine = bootstrap.make_engine(self._events)
-        compute, bulk = bootstrap.serve(engine, self._endpoint.hello)
-        broker.register(bootstrap.sockets)  # marks come last: what an engine sets (ECN in the TOS) would undo them
-        broker.serves(compute)
-        self._loop.call(lambda: self._serves(engine, compute=compute, bulk=bulk))
+        endpoints = bootstrap.serve(engine, self._endpoint.hello)
+        for pair in bootstrap.sockets:
+            broker.register(pair)  # marks come last: what an engine sets (ECN in the TOS) would undo them
+        broker.serves(endpoints[0][0])
+        self._loop.call(lambda: self._serves(engine, endpoints))
         peers = bootstrap.peers
 
         def move(before: Sockets, sockets: Sockets, number: int) -> None:
-            self._endpoint.move(before, sockets, number=number)
-            broker.register(sockets)
+            self._endpoint.move(sockets, number=number)
+            broker.register(sockets, instead_of=before)
 
         self._address_watcher = AddressWatcher(
             settings=self._settings,
-            sockets=bootstrap.sockets,
-            peers=lambda: [peers.address(rank, bulk=False)[0] for rank in peers.peers],
+            sockets=bootstrap.sockets[0],
+            peers=lambda: [peers.address(rank) for rank in peers.peers],
             on_move=move,
         )
 
@@ -266,7 +267,7 @@ class Runtime:
 
     def _hand_over(self, call: Call, work: Work, *, number: int, timeout_s: float, priority: Priority) -> None:
         request = Request(call, number, work, time.monotonic(), timeout_s, priority)
-        failed = self._in_flight.announce(call, number=number)
+        failed = self._in_flight.announce(call, number=number, priority=priority)
         self._call_open(lambda: self._in_flight.start(request, failed))
 
     def next_number(self, group: str) -> int:
@@ -363,6 +364,7 @@ class Runtime:
         _living.discard(self)
         give_up_s = time.monotonic() + timeout_s
         if self._engine is not None:
+            self._endpoint.collectives.drain(min(timeout_s / 2, DRAIN_S))
             said = threading.Event()
             self._loop.call(lambda: self._say_goodbye(said))
             said.wait(timeout_s / 2)
@@ -379,8 +381,8 @@ class Runtime:
         """From the engine's thread."""
         self._loop.call(functools.partial(self._handle, tuple(events)))
 
-    def _serves(self, engine: Engine, *, compute: int, bulk: int) -> None:
-        self._endpoint.begin(engine, compute=compute, bulk=bulk)
+    def _serves(self, engine: Engine, endpoints: Sequence[tuple[int, int]]) -> None:
+        self._endpoint.begin(engine, endpoints)
         self._handle(())  # what came before may have connected everybody
 
     def _handle(self, events: tuple[Event, ...]) -> None:
@@ -416,13 +418,13 @@ class Runtime:
         return math.inf if self._address_watcher is None or self._closed else self._address_watcher.tick(now_s)
 
     def _connections(self) -> dict[int, ConnectionStatistics]:
-        """What every living connection but those for bulk measured, by rank."""
-        rank_of = self._endpoint.peers.rank_of
-        return {
-            rank: one
-            for number, one in self.statistics().items()
-            if not one.bulk and (rank := rank_of(number)) is not None
-        }
+        """What the connections to each rank but those for bulk measured together."""
+        found: dict[int, ConnectionStatistics] = {}
+        for number, one in self.statistics().items():
+            rank = self._endpoint.peers.rank_of(number)
+            if rank is not None and not one.bulk:
+                found[rank] = one if rank not in found else together(found[rank], one)
+        return found
 
     def _report_links(self, far: frozenset[int]) -> LinkReport:
         self._rates.see_round_trips(self._connections())
@@ -439,7 +441,7 @@ class Runtime:
     def _unexpected(self, rank: int, header: Header) -> None:
         """A message waits that nobody has asked for."""
         if header.kind is Kind.COLLECTIVE:
-            self._in_flight.unexpected(rank, header)
+            self._in_flight.heard_call(rank, (header.group, header.step), Heard(header.call))
         else:
             self._p2p.unexpected(rank, header)
 
@@ -502,6 +504,6 @@ def _leave_at_exit() -> None:
 
     def leave() -> None:
         for runtime in tuple(_living) if os.getpid() == process else ():  # a forked child has no thread to leave with
-            runtime.close(timeout_s=1.0)
+            runtime.close(timeout_s=5.0)
 
     atexit.register(leave)

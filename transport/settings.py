@@ -28,10 +28,10 @@ class Settings:
         listen: literal address to bind, without port; "" lets the endpoint find the one that leads to the others.
         listen_port: UDP port of the compute socket; 0 lets the kernel choose. The bulk socket has one of its own.
         advertise: address to tell the others, where it differs from `listen` (containers, NAT); "" for the same.
-        interface: take the address of this network interface; "" for any.
+        interface: take the addresses of these network interfaces, as in `eth0,eth1`; "" for any.
         engine: `auto` (native where it is built), `native` or `aioquic`.
-        congestion: of gradients: `auto` (follows the broker's rate; without one, CUBIC, which on native tolerates
-            random loss), `cubic`, `reno` (not measured) or `bbr` (native alone).
+        congestion: of gradients: `auto` (CUBIC, which on native tolerates random loss), `cubic`, `reno` (not measured)
+            or `bbr` (native alone).
         job: the job's name, for the broker and in message headers.
         job_secret: authenticates rendezvous entries, with certificates of a CA too; empty for none.
         ca, certificate, key: PEM files of the cluster's CA and of this node; all three or none.
@@ -42,13 +42,13 @@ class Settings:
             `dead_after_s` below the ten seconds within which everybody knows of a death.
         chunk_bytes: collectives cut their shards into messages of this size, so that sending, reducing and receiving
             overlap. 512 KiB is 105 ms at 40 Mbit/s and 4 ms at 1 Gbit/s; a message costs about 100 bytes of header.
+        shared_memory: let native engines of one host and user share memory; off, their messages go over loopback.
         algorithm: of collectives, wherever it can be; "" for the one with the shortest predicted time. The same on all
             ranks.
         site: the name of the place where this rank is, the same for all that share its link to the others; "" lets
             round trips tell. All ranks have one, or it counts for none.
         receive_bytes_max: most that a `recv` into nothing allocates on the sender's word. Larger tensors are received
             into memory that the caller provides.
-        native_collectives: let the native engine carry out whole collectives; else Python does, chunk by chunk.
     """
 
     listen: str = ""
@@ -56,7 +56,7 @@ class Settings:
     advertise: str = ""
     interface: str = ""
     engine: str = "auto"
-    congestion: str = "cubic"
+    congestion: str = "auto"
     job: str = "job"
     job_secret: bytes = field(default=b"", repr=False)
     ca: str = ""
@@ -66,10 +66,10 @@ class Settings:
     dead_after_s: float | None = None
     reconnect_s: float = 2.0
     chunk_bytes: int = 512 * 1024
+    shared_memory: bool = True
     algorithm: str = ""
     site: str = ""
     receive_bytes_max: int = 2**30
-    native_collectives: bool = True
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
@@ -99,6 +99,11 @@ class Settings:
                 if not Path(path).is_file():
                     raise ConfigurationError(name, path, "no such file")
 
+    @property
+    def interfaces(self) -> tuple[str, ...]:
+        """The names in `interface`."""
+        return tuple(name.strip() for name in self.interface.split(",") if name.strip())
+
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
         """Read the `HIVE_*` variables of docs/reference/transport.md; those that are not set keep their defaults.
@@ -114,16 +119,23 @@ class Settings:
             advertise=values.get("HIVE_ADVERTISE", ""),
             interface=values.get("HIVE_INTERFACE", ""),
             engine=values.get("HIVE_ENGINE", "") or "auto",
-            congestion=values.get("HIVE_CONGESTION", "") or "cubic",
+            congestion=values.get("HIVE_CONGESTION", "") or "auto",
             job=values.get("HIVE_JOB", "") or "job",
             job_secret=values.get("HIVE_JOB_SECRET", "").encode(),
             ca=values.get("HIVE_CA", ""),
             certificate=values.get("HIVE_CERT", ""),
             key=values.get("HIVE_KEY", ""),
             broker=values.get("HIVE_BROKER") or None,
+            shared_memory=_switch("HIVE_SHARED_MEMORY", values.get("HIVE_SHARED_MEMORY", "")),
             algorithm=values.get("HIVE_ALGORITHM", ""),
             site=values.get("HIVE_SITE", ""),
         )
+
+
+def _switch(name: str, text: str) -> bool:
+    if text not in ("", "on", "off"):
+        raise ConfigurationError(name, text, "one of on, off")
+    return text != "off"
 
 
 def split_address(name: str, text: str) -> tuple[str, int]:

@@ -63,7 +63,7 @@ class Work:
 
     @property
     def bytes_done(self) -> int:
-        """Payload bytes sent (acknowledged) and received so far."""
+        """Payload bytes sent and received so far."""
         watched = self._watched
         return self._bytes_done if watched is None else watched()
 

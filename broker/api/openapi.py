@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from broker.api.schema import Done, Error, Flows, Status
+from broker.api.schema import Done, Error, Flows, Status, UsageReport
+from broker.model.usage import GROUPS
 from broker.policy.types import TRIAL_S_MAX, TRIAL_S_MIN, Policy
 from hive_qos import __version__
 
@@ -22,9 +23,9 @@ _WHY = {
 
 def description() -> dict[str, Any]:
     """The whole of it. Objects may get more keys than stand here; none of these goes away within `schema` 1."""
-    shown = (Status, Flows, Policy, Done, Error)
+    shown = (Status, Flows, Policy, UsageReport, Done, Error)
     references, components = msgspec.json.schema_components(shown, ref_template="#/components/schemas/{name}")
-    status, flows, policy, done, error = references
+    status, flows, policy, usage, done, error = references
 
     def answers(code_200: dict[str, Any], what: str, *refusals: str) -> dict[str, Any]:
         refused = {"application/json": {"schema": error}}
@@ -33,10 +34,12 @@ def description() -> dict[str, Any]:
             **{code: {"description": _WHY[code], "content": refused} for code in refusals},
         }
 
-    def get(summary: str, schema: dict[str, Any]) -> dict[str, Any]:
+    def get(summary: str, schema: dict[str, Any], *parameters: dict[str, Any]) -> dict[str, Any]:
         kind = "text/plain" if schema is _TEXT else "application/json"
-        found = answers({kind: {"schema": schema}}, "as of the last tick", "403", "503")
-        return {"get": {"summary": summary, "responses": found}}
+        refusals = ("400", "403", "503") if parameters else ("403", "503")
+        found = answers({kind: {"schema": schema}}, "as of the last tick", *refusals)
+        more = {"parameters": list(parameters)} if parameters else {}
+        return {"get": {"summary": summary, **more, "responses": found}}
 
     def post(summary: str, *parameters: dict[str, Any]) -> dict[str, Any]:
         found = answers({"application/json": {"schema": done}}, "done", "400", "403", "409", "422", "503")
@@ -44,6 +47,14 @@ def description() -> dict[str, Any]:
 
     seconds = {"type": "number", "minimum": TRIAL_S_MIN, "maximum": TRIAL_S_MAX}
     trial = {"name": "confirm_s", "in": "query", "required": False, "schema": seconds}
+    span = [
+        {"name": name, "in": "query", "required": False, "style": "form", "explode": False, "schema": kind}
+        for name, kind in (
+            ("since_s", {"type": "number"}),
+            ("until_s", {"type": "number"}),
+            ("by", {"type": "array", "items": {"enum": list(GROUPS)}}),
+        )
+    ]
     return {
         "openapi": "3.1.0",
         "info": {
@@ -55,6 +66,7 @@ def description() -> dict[str, Any]:
             "/v1/status": get("everything that is decided, and why", status),
             "/v1/policy": get("the policy in force, as it was understood", policy),
             "/v1/flows": get("all flows that are known", flows),
+            "/v1/usage": get("what was carried, lent, borrowed and repaid", usage, *span),
             "/v1/openapi.json": get("this description", {"type": "object"}),
             "/metrics": get("figures by class", _TEXT),
             "/v1/reload": post("read the configuration again; on trial where `confirm_s` is given", trial),

@@ -19,6 +19,7 @@ from broker.measure.flow_table import PassedSocket
 from broker.model.leases import Hold, Lease
 from broker.model.reasons import Reason
 from broker.model.status_values import HostLoad
+from broker.model.usage import UsageRow
 from broker.model.values import (
     Alarm,
     ClassAllocation,
@@ -331,6 +332,15 @@ def made(kind: type[Document], one: Struct, **more: Any) -> Document:
     """Make a value of a type from the fields that another value has by the same names, and more."""
     given = asdict(one) | more
     return kind(**{name: given[name] for name in kind.__struct_fields__ if name in given})
+
+
+class UsageReport(Struct, frozen=True, kw_only=True):
+    """What was carried in the hours that begin in [since, until), divided as was asked. Seconds since 1970."""
+
+    schema: Literal[1] = SCHEMA
+    since_s: float
+    until_s: float
+    rows: list[UsageRow]
 
 
 class Done(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""The HTTP socket: status, policy, flows and metrics to read; reload and confirm to do. HTTP/1.1 over a Unix socket.
+"""The HTTP socket: status, policy, flows, usage and metrics to read; reload and confirm to do. HTTP/1.1, Unix socket.
 
 The standard library's server, made safe: GET and two POSTs, no bodies, no descriptors, few requests at a time and of a
 user, a time limit on each, and rights by SO_PEERCRED. It runs in threads of its own, sees nothing but the last
@@ -21,16 +21,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from broker.api.pages import DESCRIPTION, JSON, PATHS, Pages, encoded
+from broker.api.pages import DESCRIPTION, JSON, PATHS, USAGE, Pages, encoded
 from broker.api.requests import PolicyAnswer, PolicyRequest
-from broker.api.schema import Done, Error
+from broker.api.schema import Done, Error, UsageReport
 from broker.api.snapshot import Snapshot
+from broker.api.usage import UsageRows, usage_question
 from broker.client.mailbox import Wake
 from broker.process import priority
 from broker.process.closer_client import CloserClient
 from broker.process.locks import listen
 from broker.process.rights import Authority, Peer, Right, peer_of
 from hive_qos import __version__
+from hive_qos.errors import HiveError
 
 REQUESTS_AT_ONCE = {Right.NONE: 4, Right.USE: 12, Right.CHANGE: 16}
 """Of all who have at most this right: nobody keeps out those who may do more."""
@@ -38,6 +40,8 @@ REQUESTS_PER_USER_MAX = 4
 """Of one user who may not change policy."""
 REQUEST_TIMEOUT_S = 5.0
 """For reading a request, and again for writing its answer."""
+REPORT_WAIT_S = 1.0
+"""For the report of somebody else: one is made at a time, for they are made for each who asks."""
 LOOK_S = 0.1
 """How often it is looked for requests whose time is up. While there is none the server sleeps."""
 _ACTIONS = {"/v1/reload": "reload", "/v1/confirm": "confirm"}
@@ -50,6 +54,7 @@ class HttpApi:
         snapshot: the latest one, from any thread; None before the first tick.
         authority: who may ask, now; it may change with the policy.
         ask: has the loop do something.
+        usage: what was carried in some time, divided by some of `GROUPS`.
         closing: gets the connections that are over.
     """
 
@@ -60,13 +65,14 @@ class HttpApi:
         snapshot: Callable[[], Snapshot | None],
         authority: Callable[[], Authority],
         ask: Callable[[PolicyRequest], PolicyAnswer],
+        usage: UsageRows,
         closing: CloserClient,
     ) -> None:
         self._path = path
         rights = authority()
         listener = listen(path, kind=socket.SOCK_STREAM, mode=rights.socket_mode, group=rights.group)
         listener.setblocking(True)
-        self._server = _Server(listener, snapshot, authority, ask, closing)
+        self._server = _Server(listener, snapshot, authority, ask, usage, closing)
         self._thread = threading.Thread(target=self._server.serve, name="hive-broker-http", daemon=True)
         self._thread.start()
 
@@ -102,13 +108,14 @@ class _Server(socketserver.ThreadingMixIn, socketserver.BaseServer):
         snapshot: Callable[[], Snapshot | None],
         authority: Callable[[], Authority],
         ask: Callable[[PolicyRequest], PolicyAnswer],
+        usage: UsageRows,
         closing: CloserClient,
     ) -> None:
         super().__init__(("", 0), _Handler)
         self.listener, self.snapshot, self.authority, self._ask = listener, snapshot, authority, ask
-        self.pages, self.ended = Pages(), Wake()
+        self.pages, self.usage, self.ended = Pages(), usage, Wake()
         self._closing = closing
-        self._lock = threading.Lock()
+        self._lock, self.reporting = threading.Lock(), threading.Lock()
         self._open: dict[socket.socket, _Open] = {}
 
     def serve(self) -> None:
@@ -233,6 +240,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return
         if path in _ACTIONS:
             self.do_PUT()
+        elif path == USAGE:
+            self._answer_usage()
         elif path not in PATHS:
             self._refuse(404, f"known here: {', '.join(PATHS)}")
         elif path == DESCRIPTION:
@@ -271,6 +280,26 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._answer_json(answer.code, Done(answer.text) if answer.code == 200 else Error(answer.text))
 
     do_DELETE = do_PATCH = do_HEAD = do_OPTIONS = do_PUT
+
+    def _answer_usage(self) -> None:
+        """What was carried, lent, borrowed and repaid; read from the file in this request's thread."""
+        try:
+            wanted = usage_question(self.path.partition("?")[2])
+        except ValueError as problem:
+            self._refuse(400, str(problem))
+            return
+        if not self.server.reporting.acquire(timeout=REPORT_WAIT_S):
+            self._refuse(503, "another report is being made")
+            return
+        try:
+            rows = self.server.usage(since_s=wanted.since_s, until_s=wanted.until_s, by=wanted.by)
+            body = encoded(UsageReport(since_s=wanted.since_s, until_s=wanted.until_s, rows=rows))
+        except (HiveError, OSError) as problem:
+            self._refuse(503, str(problem))
+            return
+        finally:
+            self.server.reporting.release()
+        self._answer(200, body, kind=JSON)
 
     def _allowed(self, wanted: Right) -> bool:
         right = self.server.right_of(self.request)

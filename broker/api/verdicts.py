@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from broker.api.window_average import Average
 from broker.law.sharing.demand import BACKLOG_BYTES_MIN, SENDING_BITS_PER_S
@@ -45,12 +45,12 @@ class LinkFigures(Struct, frozen=True):
     """
 
     entry: InterfaceAllocation
-    averages: Mapping[str, Average]
-    lender_now: Average | None
-    windows_s: Mapping[str, float]
-    destinations: Mapping[str, Average]
-    towards: Mapping[str, Average]
-    peers: Mapping[str, str]
+    averages: Mapping[str, Average] = field(default_factory=dict)
+    lender_now: Average | None = None
+    windows_s: Mapping[str, float] = field(default_factory=dict)
+    destinations: Mapping[str, Average] = field(default_factory=dict)
+    towards: Mapping[str, Average] = field(default_factory=dict)
+    peers: Mapping[str, str] = field(default_factory=dict)
     inbound: InterfaceAllocation | None = None
     arriving: Average | None = None
 

@@ -143,6 +143,10 @@ ALARM_ADVICE: Final = {
         "Sockets that are older than their rule have no class. New sockets are classified.",
         "Restart the programs that the text names.",
     ),
+    "usage-not-kept": AlarmAdvice(
+        "What was carried cannot be written for `hive-qos report`. It is kept in memory, and tried again every minute.",
+        "Make room on the disk of state_dir, or make it writable.",
+    ),
     "unshaped-packets": AlarmAdvice(
         "Packets passed without a class, because somebody changed our classes by hand.",
         "Run systemctl restart hive-qos.",

@@ -12,6 +12,7 @@ from broker.cli.doctor_command import doctor
 from broker.cli.exits import EPILOG, guarded
 from broker.cli.explain_command import explain_collective
 from broker.cli.reload_command import confirm, reload
+from broker.cli.report_command import report
 from broker.cli.run_command import run
 from broker.cli.status_command import status
 from hive_qos import __version__
@@ -45,6 +46,7 @@ def _options(
 
 app.command("broker", epilog=EPILOG)(guarded(broker))
 app.command("status", epilog=EPILOG)(guarded(status))
+app.command("report", epilog=EPILOG)(guarded(report))
 app.command("reload", epilog=EPILOG)(guarded(reload))
 app.command("confirm", epilog=EPILOG)(guarded(confirm))
 app.command("run", epilog=EPILOG, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(

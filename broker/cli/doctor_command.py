@@ -168,7 +168,7 @@ def _socket_programs() -> Finding:
 
 def _forwarded() -> Finding:
     from hive_qos.netlink import NetlinkSocket
-    from shaping.classify import nftables
+    from shaping.netlink import nftables
 
     what = "classification behind NAT"
     advice = "what containers behind NAT send is `other`, whatever rules say: modprobe nf_tables, Linux 5.12 or later"

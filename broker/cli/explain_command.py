@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from hive_qos.errors import ConfigurationError
+from hive_qos.errors import ConfigurationError, MisuseError
 from hive_qos.units import format_size, parse_duration_s, parse_rate_bits_per_s, parse_size_bytes
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def explain_collective(
         str, typer.Option("--site-bandwidth", help="Of each site's link to the others: one rate, or one for each.")
     ] = "100 Mbit/s",
     site_latency: Annotated[str, typer.Option("--site-latency", help="One way, between sites.")] = "20 ms",
+    compression: Annotated[str, typer.Option("--compression", help="bfloat16, int8 or int4.")] = "",
     algorithm: Annotated[str, typer.Option("--algorithm", help="Force one, as HIVE_ALGORITHM does.")] = "",
     snapshot: Annotated[
         Path | None,
@@ -59,6 +60,7 @@ def explain_collective(
     Examples:
       hive-qos explain-collective all_reduce --bandwidth "100,100,100,25 Mbit/s"
       hive-qos explain-collective --bytes "16 MiB" --sites 2,2 --site-bandwidth "100 Mbit/s"
+      hive-qos explain-collective reduce_scatter --compression int8
       hive-qos explain-collective --from rank-0.json
     """
     if snapshot is not None:
@@ -69,13 +71,18 @@ def explain_collective(
             raise ConfigurationError("--from", str(snapshot), "not the JSON of Group.explain()") from error
         return
     from transport.collectives.algorithms.registry import check_name
+    from transport.collectives.codecs import Codec
     from transport.collectives.planning.cost_model import choose, problem_of
 
     if not 1 <= ranks <= RANKS_MAX:
         raise ConfigurationError("--ranks", str(ranks), f"1 to {RANKS_MAX}")
     nbytes = 0 if operation == "barrier" else _parsed("--bytes", size, parse_size_bytes)
     try:
-        problem = problem_of(operation, nbytes=nbytes, size=ranks)
+        codec = Codec.named(compression)
+    except MisuseError as error:
+        raise ConfigurationError("--compression", compression, "bfloat16, int8 or int4") from error
+    try:
+        problem = problem_of(operation, nbytes=nbytes, size=ranks, codec=codec)
     except ValueError as error:
         raise ConfigurationError("operation", operation, str(error)) from error
     network = _network(ranks, bandwidth, latency, sites, site_bandwidth, site_latency)
@@ -84,7 +91,14 @@ def explain_collective(
         {
             "size": ranks,
             "network": network.explained(),
-            "collectives": [{"operation": operation, "bytes": nbytes, **choice.explained()}],
+            "collectives": [
+                {
+                    "operation": operation,
+                    "bytes": nbytes,
+                    "compression": codec.name.lower(),
+                    **choice.explained(),
+                }
+            ],
         },
         as_json=as_json,
     )
@@ -152,31 +166,40 @@ def _show(document: Mapping[str, Any], *, as_json: bool) -> None:
     from rich.console import Console
 
     console = Console(highlight=False)
-    for collective in document["collectives"]:
-        console.print(_table(collective))
+    by_shape: dict[tuple[str, int, str], list[Mapping[str, Any]]] = {}
+    for one in document["collectives"]:
+        shape = (one["operation"], one["bytes"], one.get("compression", "none"))
+        by_shape.setdefault(shape, []).append(one)
+    for choices in by_shape.values():
+        console.print(_table(sorted(choices, key=lambda one: one["network_number"])))
 
 
-def _table(collective: Mapping[str, Any]) -> Any:
+def _table(choices: Sequence[Mapping[str, Any]]) -> Any:
+    """The latest choice for a shape; measured times are of whichever choice took the algorithm last."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
+    collective = choices[-1]
+    measured_s = {one["algorithm"]: one["measured_s"] for one in choices if one.get("measured_s") is not None}
     table = Table(box=None, pad_edge=False)
     for title, justify in (("algorithm", "left"), ("predicted", "right"), ("measured", "right"), ("bound by", "left")):
         table.add_column(title, justify=justify)  # type: ignore[arg-type]
     for one in collective.get("candidates", []):
         taken = one["algorithm"] == collective["algorithm"]
-        measured = collective.get("measured_s") if taken else None
         table.add_row(
             ("> " if taken else "  ") + one["algorithm"],
             _seconds(one["predicted_s"]),
-            "-" if measured is None else _seconds(measured),
+            _seconds(measured_s[one["algorithm"]]) if one["algorithm"] in measured_s else "-",
             one["bound"] + _parameters(one),
             style="bold" if taken else "",
         )
-    count = collective.get("count")
-    times = "" if count is None else f", {count} times"
-    title = f"{collective['operation']} of {format_size(collective['bytes'])}{times}: {collective['reason']}"
+    if (plain_s := collective.get("uncompressed_s")) is not None:
+        table.add_row("  uncompressed", _seconds(plain_s), "-", "")
+    times = f", {sum(one['count'] for one in choices)} times" if "count" in collective else ""
+    codec = collective.get("compression", "none")
+    what = format_size(collective["bytes"]) + ("" if codec == "none" else f" as {codec}")
+    title = f"{collective['operation']} of {what}{times}: {collective['reason']}"
     return Group(Text(title), table, Text())
 
 

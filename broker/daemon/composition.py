@@ -3,7 +3,7 @@
 reported by sessions    flows, bursts, needs, jobs, rates
 measured                routes, links, link events, traffic, rate watch
 enforced through        egress and ingress trees, shaped interfaces, own cgroups, probes, peer link
-for every decision      deciding, publishing, recorder
+for every decision      deciding, publishing, accounts, recorder
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
+from broker.accounting.accounts import Accounts
 from broker.daemon.collect import Collector
 from broker.daemon.config_store import ConfigStore
 from broker.daemon.peer_link import PeerLink
@@ -29,10 +31,8 @@ from broker.enforce.reclassify import Reclassifier
 from broker.enforce.socket_marks import JOB_LEAVES, SocketMarks
 from broker.measure.flow_table import FlowTable
 from broker.measure.interfaces import InterfaceCounters, Links, Routes
-from broker.measure.link_events import LinkEvents
 from broker.measure.probes import Probes
 from broker.measure.rate_watch import RateWatch
-from broker.measure.route_query import RouteSocket as Netlink
 from broker.measure.socket_owners import SocketOwners
 from broker.measure.sockets import TcpWatch
 from broker.process import proc_fds
@@ -45,10 +45,17 @@ from broker.sessions.burst_table import BurstTable
 from broker.sessions.job_table import JobTable
 from broker.sessions.need_table import NeedTable
 from broker.sessions.rate_notifier import RateNotifier
+from hive_qos.netlink import NetlinkSocket
 from shaping.classify.socket_priority import mark_socket
 from shaping.journal import Journal
 from shaping.kernel_api import Classifier, Kernel
+from shaping.netlink.fast_path import interface_towards
+from shaping.netlink.link_events import LinkEvents
+from shaping.netlink.links import read_link
 from shaping.shaper import Shaper
+
+NETLINK_TIMEOUT_S = 1.0
+"""The kernel answers about routes and links at once; a lost answer must not stop the daemon."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +84,7 @@ class Environment:
         finder: looks into other processes, which this one may not any more then, so that sockets which were there
             before their rule get its class. None leaves them.
         notifier: reports our state to systemd.
-        clock: monotonic seconds.
+        clock: monotonic seconds. wall_clock: seconds since 1970, for accounting by the hour.
     """
 
     kernel: Kernel
@@ -88,13 +95,14 @@ class Environment:
     finder: SocketFinder | None = None
     notifier: Notifier = field(default_factory=lambda: Notifier({}))
     clock: Callable[[], float] = time.monotonic
+    wall_clock: Callable[[], float] = time.time
 
 
 @dataclass(frozen=True, eq=False)
 class Components:
     """For the loop's thread. `interface_of` names the shaped interface towards an address."""
 
-    netlink: Netlink
+    netlink: NetlinkSocket
     routes: Routes
     links: Links
     link_events: LinkEvents
@@ -114,6 +122,7 @@ class Components:
     own_cgroups: OwnCgroups
     deciding: TickRunner
     publishing: SnapshotBuilder
+    accounts: Accounts
     recorder: Recorder | None
     closing: CloserClient
     watchdog: WatchdogClient | None
@@ -142,6 +151,7 @@ class Components:
         """Release files and sockets, except those to other brokers."""
         if self.recorder is not None:
             self.recorder.close()
+        self.accounts.close()
         self.netlink.close()
         self.link_events.close()
         self.traffic.close()
@@ -152,12 +162,14 @@ class Components:
 def compose(given: Environment, options: Options, journal: Journal) -> Components:
     """Make the parts for the policy to start with."""
     log, clock, policy = given.log, given.clock, options.configurations.first
-    netlink = Netlink()
-    routes, links, traffic = Routes(netlink), Links(netlink.link), InterfaceCounters()
+    netlink = NetlinkSocket(timeout_s=NETLINK_TIMEOUT_S)
+    routes, links = Routes(partial(interface_towards, netlink)), Links(partial(read_link, netlink))
+    traffic = InterfaceCounters()
     rate_watch = RateWatch(traffic.sent_bytes, clock=clock)
     flows, bursts, needs = FlowTable(), BurstTable(), NeedTable()
     jobs, peer_link = JobTable(len(JOB_LEAVES)), PeerLink()
     recorder = Recorder(policy.daemon.record_file, log=log) if policy.daemon.record_file else None
+    accounts = Accounts(policy.daemon.state_dir, log=log, clock=clock, wall_clock=given.wall_clock)
     shaper = Shaper(given.kernel, journal, classifier=given.classifier)
     egress_trees = EgressTrees(shaper, log=log, clock=clock, take_over=options.take_over, rebuild=options.rebuild)
     receivers = InboundRules(log=log, clock=clock)
@@ -229,6 +241,7 @@ def compose(given: Environment, options: Options, journal: Journal) -> Component
         watchdog=given.watchdog,
         earlier=earlier,
         recorder=recorder,
+        accounts=accounts,
         socket_owners=socket_owners,
         log=log,
         started_s=clock(),
@@ -254,6 +267,7 @@ def compose(given: Environment, options: Options, journal: Journal) -> Component
         own_cgroups=own_cgroups,
         deciding=deciding,
         publishing=publishing,
+        accounts=accounts,
         recorder=recorder,
         closing=closing,
         watchdog=given.watchdog,

@@ -104,6 +104,7 @@ class Loop:
             snapshot=self._latest_snapshot.ask,
             authority=lambda: self._active_policy.authority,
             ask=self._requests.ask,
+            usage=self._components.accounts.rows,
             closing=self._components.closing,
         )
         try:
@@ -202,4 +203,5 @@ class Loop:
             late_ticks=self._scheduler.late_ticks,
             tick_s_max=self._tick_s_max,
         )
+        self._components.accounts.book(snapshot)
         self._latest_snapshot.show(snapshot, now_s=now_s)

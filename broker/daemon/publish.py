@@ -7,6 +7,7 @@ import resource
 import socket
 from collections.abc import Mapping
 
+from broker.accounting.accounts import Accounts
 from broker.api.class_averages import ClassAverages
 from broker.api.snapshot import DaemonInfo, SessionInfo, Snapshot
 from broker.daemon.config_store import ConfigStore
@@ -55,6 +56,7 @@ class SnapshotBuilder:
         watchdog: WatchdogClient | None,
         earlier: Reclassifier | None,
         recorder: Recorder | None,
+        accounts: Accounts,
         socket_owners: SocketOwners,
         log: Log,
         started_s: float,
@@ -66,7 +68,7 @@ class SnapshotBuilder:
         )
         self._flows, self._jobs, self._peer_link, self._probes = flows, jobs, peer_link, probes
         self._configurations, self._watchdog, self._earlier = configurations, watchdog, earlier
-        self._recorder, self._origins = recorder, socket_owners
+        self._recorder, self._accounts, self._origins = recorder, accounts, socket_owners
         self._host, self._started_s = socket.gethostname(), started_s
         self._known: Mapping[int, SocketOwner] = {}
         self._loads = HostLoads()
@@ -164,6 +166,7 @@ class SnapshotBuilder:
             *of_roster,
             *self._peer_link.alarms(),
             *self._probes.alarms(),
+            *self._accounts.alarms(),
             *(self._watchdog.alarms() if self._watchdog is not None else ()),
         )
 

@@ -13,13 +13,13 @@ from broker.enforce.inbound_rules import InboundRules
 from broker.enforce.samples import samples_of
 from broker.enforce.shapes import classes_of, rules_of
 from broker.measure.flow_table import PassedSocket
-from broker.measure.link_events import LinkChanges
 from broker.model.values import Alarm, Allocation, ClassSample, InterfaceAllocation
 from broker.policy.types import Policy
 from broker.process.log import Log
 from hive_qos.errors import HiveError
 from shaping.model.names import is_ours
 from shaping.model.shapes import IngressShape, Rule
+from shaping.netlink.link_events import LinkChanges
 from shaping.shaper import Shaper
 
 RETRY_S = 5.0

@@ -8,7 +8,6 @@ from broker.enforce.egress import EgressTrees
 from broker.enforce.shapes import rules_of, shape_of
 from broker.law.capacity.outbound import line_rate
 from broker.measure.interfaces import Links
-from broker.measure.link_events import LinkChanges
 from broker.model.reasons import Because
 from broker.model.status_values import SegmentInfo
 from broker.model.values import Alarm, Allocation, JobKey, SegmentAllocation
@@ -18,6 +17,7 @@ from hive_qos.errors import ConfigurationError, HiveError
 from shaping.journal import Journal
 from shaping.kernel_api import Kernel
 from shaping.model.shapes import InterfaceShape, Rule
+from shaping.netlink.link_events import LinkChanges
 
 LOOK_S = 1.0
 """How often we look for an interface that policy names and that was not there."""
@@ -165,7 +165,7 @@ class ShapedInterfaces:
             self._egress_trees.release(name)
         try:
             self._journal.rename(new_names)
-        except OSError as problem:
+        except (OSError, ValueError) as problem:
             self._log.error("journal-failed", error=str(problem))
         for name in set(new_names.values()) - _names(policy):
             self._egress_trees.detach(name)

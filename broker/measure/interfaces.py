@@ -8,10 +8,10 @@ import os
 import socket
 import struct
 from collections.abc import Callable
+from typing import Protocol
 
 from msgspec import Struct
 
-from broker.measure.route_query import LinkInfo, RouteSocket
 from hive_qos.errors import ShapingError
 
 ROUTE_LIFE_S = 10.0
@@ -31,11 +31,26 @@ _NO_SPEED = ("veth", "tun", "bridge", "dummy", "ifb", "wireguard", "openvswitch"
 """Drivers that report an invented speed (veth 10 Gbit/s, tun 10 Mbit/s): it counts as unknown."""
 
 
-class Routes:
-    """Which shaped interface leads to an address. Remembers for a while; for one thread."""
+class LinkState(Protocol):
+    """A link: its interface's number, whether it has a carrier, and how often that has changed."""
 
-    def __init__(self, kernel: RouteSocket) -> None:
-        self._kernel = kernel
+    @property
+    def number(self) -> int: ...
+    @property
+    def carrier(self) -> bool: ...
+    @property
+    def carrier_changes(self) -> int: ...
+
+
+class Routes:
+    """Which shaped interface leads to an address. Remembers for a while; for one thread.
+
+    Args:
+        look_up: asks the kernel for the interface towards an address.
+    """
+
+    def __init__(self, look_up: Callable[[str], str | None]) -> None:
+        self._look_up = look_up
         self._known: dict[str, tuple[str | None, float]] = {}
 
     def interface_towards(self, address: str, *, shaped: frozenset[str], now_s: float) -> str | None:
@@ -45,7 +60,7 @@ class Routes:
             if len(self._known) >= ROUTES_MAX:
                 self._known.clear()
             try:
-                name = self._kernel.interface_towards(address)
+                name = self._look_up(address)
             except (ShapingError, OSError):  # no answer in time: ask again next time, count the flow nowhere meanwhile
                 return None
             known = (name, now_s)
@@ -99,10 +114,10 @@ class Links:
     interface is the same: a cable that is pulled and put back is the same link.
 
     Args:
-        look: reads the state of an interface's link from the kernel (`route_query.RouteSocket.link`).
+        look: reads the state of an interface's link from the kernel.
     """
 
-    def __init__(self, look: Callable[[str], LinkInfo | None]) -> None:
+    def __init__(self, look: Callable[[str], LinkState | None]) -> None:
         self._link = look
         self._known: dict[str, _Seen] = {}
         self._speeds: dict[str, tuple[int, int]] = {}  # by name: number of the interface, its last speed with a carrier
@@ -149,7 +164,7 @@ class Links:
             self._known[interface] = known
         return known
 
-    def _lasting(self, interface: str, link: LinkInfo, reported_bits_per_s: int | None) -> int | None:
+    def _lasting(self, interface: str, link: LinkState, reported_bits_per_s: int | None) -> int | None:
         """The speed that the driver reports now, or reported last with a carrier, for the same interface."""
         if link.carrier:
             self._speeds.pop(interface, None)

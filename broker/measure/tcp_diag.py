@@ -7,6 +7,7 @@ priority (net/ipv4/inet_diag.c): the very number that HTB takes.
 On one core of the test machine a connection in a list costs 5 µs, with its TCP_INFO or without, and 10 where it is
 asked for by itself. So there are two ways to look at many: list them all now and then, and ask for those that matter in
 between. Filters that run in the kernel keep out connections over loopback, and all but some cgroups' sockets.
+pyroute2 0.9.7 takes 73 µs to decode one where this takes 3: a thousand in a second would be 7 % of a core.
 """
 
 from __future__ import annotations

@@ -39,6 +39,8 @@ EVENTS: Final[Mapping[str, Event]] = {
     "last-good-not-saved": Event("error", "The last good configuration cannot be saved.", ("error",)),
     "restart-needed": Event("warning", "A changed setting takes effect at the next start.", ("note",)),
     "recording-ended": Event("error", "The recording of decisions has stopped.", ("error",)),
+    "usage-not-kept": Event("error", "What was carried cannot be written. It is tried again every minute.", ("error",)),
+    "usage-file-replaced": Event("warning", "The file of what was carried was broken. A new one is begun.", ("file",)),
     # interfaces and their trees
     "interface-shaped": Event(
         "info", "Our queues are on an interface.", ("interface", "adopted", "prior", "operations")

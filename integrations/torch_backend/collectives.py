@@ -55,6 +55,15 @@ class Collectives(Operations):
             timeout_s=timeout_s,
         )
 
+    @property
+    def _compression(self) -> calls.Compression | None:
+        """The group's, for values whose memory is another one each time, as FSDP2's."""
+        return self.group.compression(self.options.compression) if self.options.compression else None
+
+    @property
+    def _gather_compression(self) -> calls.Compression | None:
+        return self.group.compression(self.options.gather_compression) if self.options.gather_compression else None
+
     def _compression_of(self, tensor: torch.Tensor) -> calls.Compression | None:
         """The group's, for a tensor that is known by its memory, in which DDP's buckets stay."""
         if not self.options.compression:
@@ -116,7 +125,7 @@ class Collectives(Operations):
         return self.launch(
             "reduce",
             [staged],
-            [calls.reduce(self.group.site, staged.memory, root, op)],
+            [calls.reduce(self.group.site, staged.memory, root, op, self._compression)],
             result=[tensor],
             timeout_s=timeout_s,
         )
@@ -129,7 +138,7 @@ class Collectives(Operations):
             "all-gather",
             [*sources, *(one for row in targets for one in row)],
             [
-                calls.all_gather(self.group.site, _memories(row), source.memory)
+                calls.all_gather(self.group.site, _memories(row), source.memory, self._gather_compression)
                 for row, source in zip(targets, sources, strict=True)
             ],
             result=[tensor for row in outputs for tensor in row],
@@ -146,7 +155,7 @@ class Collectives(Operations):
             "all-gather",
             [*sources, *targets],
             [
-                calls.all_gather(self.group.site, self._parts(target), source.flat)
+                calls.all_gather(self.group.site, self._parts(target), source.flat, self._gather_compression)
                 for target, source in zip(targets, sources, strict=True)
             ],
             result=outputs,
@@ -168,7 +177,7 @@ class Collectives(Operations):
             "reduce-scatter",
             [*targets, *(one for row in sources for one in row)],
             [
-                calls.reduce_scatter(self.group.site, target.memory, _memories(row), op)
+                calls.reduce_scatter(self.group.site, target.memory, _memories(row), op, self._compression)
                 for target, row in zip(targets, sources, strict=True)
             ],
             result=outputs,
@@ -187,7 +196,7 @@ class Collectives(Operations):
             "reduce-scatter",
             [*targets, *sources],
             [
-                calls.reduce_scatter(self.group.site, target.flat, self._parts(source), op)
+                calls.reduce_scatter(self.group.site, target.flat, self._parts(source), op, self._compression)
                 for target, source in zip(targets, sources, strict=True)
             ],
             result=outputs,

@@ -7,6 +7,7 @@ Collectives match by order on all ranks. An operation whose input is still on a 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import threading
@@ -222,13 +223,15 @@ class Operations:
         if collective:
             self.sequence = next(self._numbers)
         sequence = self.sequence
+        if finish is None and not all(one.in_place for one in staged):
+            finish = functools.partial(finish_all, staged)
         work = HiveWork(
             f"{what} {sequence} of group {self.group.name}",
             result=result,
             devices=_gpus_of([one.tensor for one in staged]),
             sequence=sequence,
             threads=_threads,
-            finish=finish or (lambda: finish_all(staged)),
+            finish=finish,
         )
 
         def begin() -> None:

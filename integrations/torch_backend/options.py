@@ -1,9 +1,19 @@
-"""What `pg_options` may say of one group: `dist.new_group(pg_options={"priority": "bulk"})`."""
+"""What may be said of one group: `dist.new_group(pg_options={"priority": "bulk"})`.
+
+A device mesh takes options of torch's own class alone, which `HiveOptions` is:
+
+    overrides = {"tp": HiveOptions(priority="activation gradient")}
+    mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"), backend_override=overrides)
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from datetime import timedelta
+
+from torch._C._distributed_c10d import Backend
+from torch.distributed.constants import default_pg_timeout
 
 from hive_qos.errors import MisuseError
 from transport import Priority
@@ -17,12 +27,14 @@ class GroupOptions:
     Args:
         priority: of all its collectives and messages beside other groups' over the same connections. None: gradients
             for collectives, activations for messages.
-        compression: of its all-reduces of float32, as `transport.Group.allreduce` has it; "" for none. What is left out
-            of a tensor is added the next time that its memory is reduced.
+        compression: of its reductions of float32, as `transport.Group.allreduce` has it; "" for none. What is left out
+            of an all-reduced tensor is added the next time that its memory is reduced.
+        gather_compression: of its all-gathers of float32, such as FSDP2's of parameters; "" for none.
     """
 
     priority: Priority | None = None
     compression: str = ""
+    gather_compression: str = ""
 
     @classmethod
     def parse(cls, raw: object) -> GroupOptions:
@@ -35,14 +47,36 @@ class GroupOptions:
             return cls()
         if isinstance(raw, cls):
             return raw
+        if isinstance(raw, HiveOptions):
+            return raw.of_group
         if not isinstance(raw, Mapping):
             raise MisuseError(f'pg_options: hive takes a dict such as {{"priority": "bulk"}}, not {raw!r}')
-        if unknown := sorted(set(map(str, raw)) - {"priority", "compression"}):
-            raise MisuseError(f"pg_options: hive has no option {', '.join(unknown)}; it has priority and compression")
+        names = [one.name for one in fields(cls)]
+        if unknown := sorted(set(map(str, raw)) - set(names)):
+            raise MisuseError(f"pg_options: hive has no option {', '.join(unknown)}; it has {', '.join(names)}")
         name = raw.get("priority")
-        compression = raw.get("compression") or ""
-        Codec.named(compression)
-        return cls(priority=None if name is None else _priority_of(name), compression=compression)
+        compressions = {one: raw.get(one) or "" for one in ("compression", "gather_compression")}
+        for one in compressions.values():
+            Codec.named(one)
+        return cls(priority=None if name is None else _priority_of(name), **compressions)
+
+
+class HiveOptions(Backend.Options):
+    """The same as an object of torch's class; arguments as the keys of `pg_options`, errors as of `GroupOptions.parse`.
+
+    Args:
+        timeout: of an operation of the group, where torch takes it from here, as for a device mesh.
+    """
+
+    def __init__(
+        self,
+        *,
+        priority: str | Priority | None = None,
+        compression: str = "",
+        timeout: timedelta = default_pg_timeout,
+    ) -> None:
+        super().__init__("hive", timeout)
+        self.of_group = GroupOptions.parse({"priority": priority, "compression": compression})
 
 
 def _priority_of(name: object) -> Priority:

@@ -57,6 +57,10 @@ _KINDS: dict[str, Callable[[object], bool]] = {
 """Whether a value is of a kind. Every other kind is the name of an options class."""
 
 
+def _is_of(value: object, kind: str) -> bool:
+    return _KINDS[kind](value) if kind in _KINDS else isinstance(value, getattr(_c10d, kind))
+
+
 class Form:
     """One way to call a method.
 
@@ -68,14 +72,17 @@ class Form:
         self.text = text
         self.kinds = dict(parameter.split(": ") for parameter in text.split(", "))
 
+    def is_given(self, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
+        """Whether the arguments are all of its parameters, in order, as torch's own callers have them."""
+        return not kwargs and len(args) == len(self.kinds) and all(map(_is_of, args, self.kinds.values()))
+
     def match(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, Any] | None:
         """All its parameters with their values, in order; None if the arguments do not fit."""
         given = {**dict(zip(self.kinds, args, strict=False)), **kwargs}
         if len(given) < len(args) + len(kwargs) or not given.keys() <= self.kinds.keys():
             return None  # too many, one given twice, or an unknown name
         for name, value in given.items():
-            kind = self.kinds[name]
-            if not (_KINDS[kind](value) if kind in _KINDS else isinstance(value, getattr(_c10d, kind))):
+            if not _is_of(value, self.kinds[name]):
                 return None
         filled = {**_DEFAULTS, **given}
         return {name: filled[name] for name in self.kinds} if self.kinds.keys() <= filled.keys() else None
@@ -100,6 +107,8 @@ class Overloads:
             MisuseError: no form fits the arguments.
         """
         target = self._forms[0].kinds
+        if self._forms[0].is_given(args, kwargs):
+            return list(args)
         for form in self._forms:
             values = form.match(args, kwargs)
             if values is None:

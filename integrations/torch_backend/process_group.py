@@ -29,7 +29,7 @@ from integrations.torch_backend import dispatch
 from integrations.torch_backend.backend import NAME, HiveBackend, keep
 from integrations.torch_backend.c10d_methods import Methods, raising_torch_errors
 from integrations.torch_backend.collectives import Collectives
-from integrations.torch_backend.options import GroupOptions
+from integrations.torch_backend.options import GroupOptions, HiveOptions
 from integrations.torch_backend.world import group_name_of, world_for
 
 DEVICES = (torch.device("cpu"), torch.device("cuda"))
@@ -99,7 +99,7 @@ class HiveProcessGroup(Methods, _ProcessGroup):  # type: ignore[misc]  # Any on 
             name,
             ranks,
             timeout_s=parent.timeout_s if timeout is None else timeout.total_seconds(),
-            options=None if opts is None or isinstance(opts, _Options) else GroupOptions.parse(opts),
+            options=None if _is_of_another_backend(opts) else GroupOptions.parse(opts),
         )
         group = type(self)(child, c10d.PrefixStore(f"{name}/", self._store))
         keep(group)
@@ -181,6 +181,10 @@ class HiveProcessGroupAlone(HiveProcessGroup):
 
     def perform_nocolor_split(self, device: torch.device) -> None:
         """What a rank outside of a new group calls where `init_process_group` got a `device_id`; hive needs nothing."""
+
+
+def _is_of_another_backend(opts: object) -> bool:
+    return opts is None or (isinstance(opts, _Options) and not isinstance(opts, HiveOptions))
 
 
 def backend_can_be_subclassed() -> bool:

@@ -72,9 +72,14 @@ class Staged:
         if self._copied is not None:
             self._copied.synchronize()
 
+    @property
+    def in_place(self) -> bool:
+        """Whether what is received arrives in the tensor itself."""
+        return not self._write or self.memory is self.tensor
+
     def bring_back(self) -> Event | None:
         """Bring what was received to the tensor. Returns what to wait for; None where it is there already."""
-        if not self._write or self.memory is self.tensor:
+        if self.in_place:
             return None
         if self._gpu is None:
             self.tensor.copy_(self.memory)

@@ -7,7 +7,8 @@ Why the future that torch gets is not the one that we complete
 - The callback's error keeps its type for Python callers of `wait`, and through DDP its text, code first.
 
 Order of events at the end of an operation: the outcome is stored, `wait` returns, the root future is completed. The
-last runs other people's callbacks; no lock is held then, and nobody who waits waits for them.
+last runs other people's callbacks, on a completion thread; no lock is held then, and nobody who waits waits for them.
+Most works are waited for and nothing else: they have no future, and end on the transport's thread.
 """
 
 from __future__ import annotations
@@ -71,8 +72,9 @@ class HiveWork(dist.Work):
         result: what the future gives: the output tensors, in a list.
         devices: GPUs that the outputs lie on, so that the future synchronises their streams with its callbacks.
         sequence: number of the operation in its group.
-        threads: where completion runs.
-        finish: brings what was received to the outputs; runs once, before anybody is told, only after success.
+        threads: where `finish` runs, and whatever is not ours: callbacks of the future, and of an error.
+        finish: brings what was received to the outputs; runs once, before anybody is told, only after success. None
+            where it lies there already.
     """
 
     def __init__(
@@ -97,9 +99,8 @@ class HiveWork(dist.Work):
         self._parts: tuple[transport.Work, ...] = ()
         self._expected = 0
         self._ends = itertools.count(1)
-        root: Any = torch.futures.Future(devices=list(devices)) if devices else torch.futures.Future()
-        self._root = root
-        self._future = root.then(self._outcome)
+        self._devices: list[int | str | torch.device] = list(devices)
+        self._futures: list[tuple[Any, Any]] = []
 
     # What torch calls.
 
@@ -129,7 +130,13 @@ class HiveWork(dist.Work):
         self.wait()
 
     def get_future(self) -> Any:
-        return self._future
+        if not self._futures:
+            root: Any = torch.futures.Future(devices=self._devices or None)
+            made = root, root.then(self._outcome)
+            self._futures.append(made)
+            if self._futures[0] is made:  # two threads may come here together, or a signal's handler in between
+                self._ended.tell(lambda: self._threads.run(lambda: root.set_result(None)))
+        return self._futures[0][1]
 
     def is_completed(self) -> bool:
         return self._ended.is_set()
@@ -195,7 +202,11 @@ class HiveWork(dist.Work):
         self._ended.tell(functools.partial(_guarded, callback))
 
     def _one_ended(self) -> None:
-        if next(self._ends) == self._expected:
+        if next(self._ends) < self._expected:
+            return
+        if self._finish is None and all(part.exception() is None for part in self._parts):
+            self._complete()
+        else:
             self._threads.run(self._complete)
 
     def _complete(self) -> None:
@@ -213,7 +224,6 @@ class HiveWork(dist.Work):
         outcome.value = self.tensors
         self._finish = None  # it holds the staging memory
         self._ended.set()
-        self._root.set_result(None)
 
 
 def _guarded(callback: Callable[[], None]) -> None:

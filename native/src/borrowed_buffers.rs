@@ -110,6 +110,13 @@ impl Payload {
         Self::of(Span::borrowed(buffer, queue))
     }
 
+    /// Bytes of ours.
+    pub fn owned(mut bytes: Vec<u8>) -> Arc<Self> {
+        let (address, length) = (bytes.as_mut_ptr(), bytes.len());
+        // SAFETY: a vector that nobody changes keeps its bytes where they are, wherever it is moved itself.
+        Self::of(unsafe { Span::new(Arc::new(bytes), address, length) })
+    }
+
     pub fn of(span: Span) -> Arc<Self> {
         Arc::new(Self {
             span,
@@ -121,13 +128,24 @@ impl Payload {
         self.span.length
     }
 
+    /// All of it. Nothing is decided by these bytes, and each is read once for each time that it is sent.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: the span's bytes lie next to each other from `address` on, as `Span::new` was promised, and live as long
+        // as `self`: the memory is mapped and initialised, and no length is more than `isize::MAX`, for Python's are not. The
+        // caller may write to it at the same time, or have posted it to be received into, against the rules of the engine:
+        // such a race changes what is sent and nothing else. When the process ends the threads that read are joined while
+        // there is an interpreter (`atexit`); where that was not reached, the exporter is still there, for the view of it
+        // was never given back.
+        unsafe { std::slice::from_raw_parts(self.span.address, self.span.length) }
+    }
+
     /// A part of the payload as the stack takes it, and how much of it the stack has taken, which is to be written
-    /// there before the rest is dropped; `scheduler` gets so much back when the stack lets go of it.
+    /// there before the rest is dropped; `scheduler` gets so much back at `level` when the stack lets go of it.
     pub fn piece(
         self: &Arc<Self>,
         start: usize,
         length: usize,
-        scheduler: &Arc<SendScheduler>,
+        (scheduler, level): (&Arc<SendScheduler>, usize),
     ) -> (Bytes, Arc<AtomicU64>) {
         assert!(start <= self.len() && length <= self.len() - start);
         let taken = Arc::new(AtomicU64::new(0));
@@ -137,6 +155,7 @@ impl Payload {
             length,
             taken: taken.clone(),
             scheduler: scheduler.clone(),
+            level,
         };
         (Bytes::from_owner(piece), taken)
     }
@@ -148,18 +167,12 @@ struct Piece {
     length: usize,
     taken: Arc<AtomicU64>,
     scheduler: Arc<SendScheduler>,
+    level: usize,
 }
 
 impl AsRef<[u8]> for Piece {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: `piece` checked that the range lies within the span, whose bytes lie next to each other from
-        // `address` on, as `Span::new` was promised, and live as long as `payload`: the memory is mapped and
-        // initialised, and no length is more than `isize::MAX`, for Python's are not. The caller may write to it at the
-        // same time, or have posted it to be received into, against the rules of the engine. Nothing is decided by these
-        // bytes, and each is read once for each packet that it is copied into, so that such a race changes what is sent
-        // and nothing else. When the process ends the threads that read are joined while there is an interpreter
-        // (`atexit`); where that was not reached, the exporter is still there, for the view of it was never given back.
-        unsafe { std::slice::from_raw_parts(self.payload.span.address.add(self.start), self.length) }
+        &self.payload.bytes()[self.start..self.start + self.length]
     }
 }
 
@@ -167,7 +180,7 @@ impl Drop for Piece {
     fn drop(&mut self) {
         let taken = self.taken.load(Ordering::Relaxed);
         self.payload.acknowledged.fetch_add(taken, Ordering::Relaxed);
-        self.scheduler.give_back(taken);
+        self.scheduler.give_back(self.level, taken);
     }
 }
 

@@ -1,29 +1,28 @@
 //! The controllers by name.
 
 mod acked_packets;
+mod auto;
 mod bbr;
 mod delay_bound;
 mod loss_tolerant_cubic;
 mod min_rtt;
 pub mod pacer;
 pub mod path_measurement;
-mod rate_based;
-mod rate_law;
 pub mod rate_share;
 
 use std::sync::Arc;
 
 use quinn_proto::congestion::{ControllerFactory, CubicConfig, NewRenoConfig};
 
+use self::auto::AutoConfig;
 use self::bbr::SpannedBbrConfig;
 use self::delay_bound::DelayBoundConfig;
 use self::pacer::Pacer;
-use self::rate_based::RateBasedConfig;
 use self::rate_share::EndpointRate;
 
 /// The controllers that a configuration can name.
 pub const NAMES: [&str; 4] = [AUTO, "cubic", "reno", BBR];
-/// Follows the endpoint's rate; without one, CUBIC that tolerates random loss.
+/// CUBIC that tolerates random loss, below the endpoint's rate where there is one.
 pub const AUTO: &str = "auto";
 pub const BBR: &str = "bbr";
 
@@ -43,7 +42,7 @@ pub fn factory(
         "cubic" => Some(Arc::new(CubicConfig::default())),
         "reno" => Some(Arc::new(NewRenoConfig::default())),
         BBR => Some(Arc::new(SpannedBbrConfig::default())),
-        AUTO => Some(Arc::new(RateBasedConfig {
+        AUTO => Some(Arc::new(AutoConfig {
             rate: rate.clone(),
             pace: pace.clone(),
         })),

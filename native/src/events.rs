@@ -64,6 +64,11 @@ pub enum Event {
         endpoint: u64,
         remote: (String, u16),
     },
+    /// The connection's messages go through shared memory, or why they cannot.
+    SharedMemory {
+        connection: u64,
+        failure: Option<String>,
+    },
     SendDone(u64),
     Received {
         operation: u64,

@@ -7,6 +7,7 @@
 //! - `session` is the engine: the endpoints that it serves and each connection of it, with its operations.
 //! - `matching` decides which message goes to which receive.
 //! - `borrowed_buffers` is Python's memory while bytes move without the GIL.
+//! - `shared_memory` is what two engines of one host have instead of packets.
 //! - `quic` drives quinn-proto: one task for each socket, and connections and streams as tasks see them.
 //! - `events` is what the caller is told, in its order.
 //! - `congestion` has the controllers and what they measure of a path.
@@ -25,6 +26,7 @@ mod quic;
 mod runtime;
 mod session;
 mod settings;
+mod shared_memory;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod testing;
 mod udp;

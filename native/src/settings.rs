@@ -8,6 +8,9 @@ const WINDOWS_WHOLE: u64 = 16;
 const STREAM_WINDOW_BYTES: u64 = 2 << 20;
 /// So many unposted messages may begin before a posted one could be kept waiting by them.
 const STREAMS_IN_WINDOW: u64 = 16;
+/// Messages that may begin in shared memory before the reader has seen one of them: in a whole window each has 512 KiB
+/// unasked, a collective's chunk.
+pub const MESSAGES_AHEAD: u64 = 64;
 const WINDOW_BYTES_MIN: u64 = 65536;
 
 #[derive(Clone, Debug)]
@@ -21,6 +24,8 @@ pub struct Settings {
     pub datagram_bytes: u16,
     pub congestion: String,
     pub protocol: String,
+    /// Whether memory is shared with peers of this host.
+    pub shared_memory: bool,
 }
 
 impl Settings {
@@ -35,6 +40,11 @@ impl Settings {
         WINDOW_BYTES_MIN
             .max(whole / WINDOWS_WHOLE.max(connections as u64) * WINDOWS_WHOLE)
             .min(u64::from(u32::MAX))
+    }
+
+    /// What of each message goes through shared memory unasked, to a name that has so many connections.
+    pub fn eager_bytes_of(&self, connections: usize) -> u64 {
+        self.window_bytes_of(connections) / MESSAGES_AHEAD
     }
 
     pub fn stream_window_bytes(&self) -> u32 {

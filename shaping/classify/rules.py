@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from hive_qos.errors import ShapingError
 from shaping.kernel_api import Classifier, Kernel
 from shaping.model.shapes import Rule
-from shaping.plan.packet_filters import packet_filters
+from shaping.plan.packet_filters import check_rules
 
 
 class Classification:
@@ -76,7 +76,8 @@ class Classification:
             return self._forwarded_notes
         self._forwarded, self._forwarded_notes = (of_packets, minors), ()
         try:
-            self._kernel.classify_forwarded(packet_filters(of_packets, minors))
+            check_rules(of_packets)
+            self._kernel.classify_forwarded([(rule, minors[rule.target]) for rule in of_packets])
         except ValueError as error:  # too many together, as between two interfaces' change of rules
             self._forwarded_notes = (
                 f"rules on addresses do not find what leaves this host by another address (NAT): {error}",

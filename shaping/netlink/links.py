@@ -14,23 +14,34 @@ import fcntl
 import os
 import socket
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from hive_qos.errors import KernelRejectedError
-from hive_qos.netlink import IFINFOMSG, RTM_GETLINK, NetlinkSocket, Request, attribute_map
+from hive_qos.netlink import NLM_F_CREATE, NLM_F_EXCL, NetlinkSocket
 from shaping.model.names import REDIRECTION_PROTOCOL
 from shaping.model.observations import Redirection
-from shaping.netlink.fast_path import RTM_GETQDISC, TC_H_INGRESS, read_objects
-from shaping.netlink.route import Route
+from shaping.netlink import messages, u32
+from shaping.netlink.fast_path import (
+    RTM_DELQDISC,
+    RTM_GETQDISC,
+    TC_H_INGRESS,
+    Object,
+    encode_delete,
+    encode_queue,
+    read_objects,
+)
 
 _INGRESS = 0xFFFF0000  # the handle of every ingress qdisc
 _EVERYTHING = ((0, 0, 0),)  # a word at offset 0 whose mask compares nothing
 
 # linux/rtnetlink.h, linux/if_link.h, linux/if.h and linux/sockios.h; a name has IFNAMSIZ bytes, its zero included.
-_IFLA_LINKINFO, _IFLA_INFO_KIND = 18, 1
-_IFLA_GROUP, _IFLA_GSO_MAX_SEGS, _IFLA_TSO_MAX_SEGS = 27, 40, 60
+_RTM_NEWLINK, _RTM_DELLINK, _RTM_GETLINK = 16, 17, 18
 _ADDR_GEN_NONE = 1  # IN6_ADDR_GEN_MODE_NONE
-_IFF_UP = 1
+_IFF_UP, _IFF_LOWER_UP = 1, 1 << 16
 _SIOCGIFFLAGS, _SIOCGIFINDEX = 0x8913, 0x8933
 _NAME_BYTES = 16
 _IFREQ, _IFREQ_NUMBER = struct.Struct(f"{_NAME_BYTES}si20x"), struct.Struct(f"={_NAME_BYTES}xi20x")
@@ -40,92 +51,120 @@ _IFREQ, _IFREQ_NUMBER = struct.Struct(f"{_NAME_BYTES}si20x"), struct.Struct(f"={
 class Link:
     """One link.
 
-    Fields: `kind` the name of its driver ("veth", "ifb"), "" where it is a plain device; `group` as in `ip link set
-    group`; `gso_max_segs` in force, and `tso_max_segs` what the device can take, None where the kernel does not say
-    (before 5.19).
+    Fields: `number` of its interface; `carrier` whether it has one, never while it is set down; `carrier_changes` since
+    the interface was made; `kind` the name of its driver ("veth", "ifb"), "" where it is a plain device; `group` as in
+    `ip link set group`; `gso_max_segs` in force, and `tso_max_segs` what the device can take, None where the kernel
+    does not say (before 5.19).
     """
 
+    number: int
+    carrier: bool
+    carrier_changes: int
     kind: str
     group: int
     gso_max_segs: int
     tso_max_segs: int | None
 
 
-def read_link(tc: NetlinkSocket, interface: str, index: int) -> Link:
-    """Ask for one link, without pyroute2: asked so, 0.9.7 keeps 2 KB of each answer for ever."""
-    request = Request(RTM_GETLINK, 0, IFINFOMSG.pack(0, 0, index, 0, 0))
-    return tc.ask(f"look at the link {interface}", request, decode_link)
-
-
-def decode_link(_: int, body: bytes) -> Link:
-    """Take the answer apart.
+def read_link(kernel: NetlinkSocket, interface: str) -> Link | None:
+    """Ask for one link; None where there is none of that name.
 
     Raises:
-        KeyError: no group or no gso_max_segs, which every kernel since 4.18 gives.
+        KernelRejectedError: no answer in time, or another refusal.
     """
-    attributes = attribute_map(body, IFINFOMSG.size)
-    numbers = {kind: struct.unpack_from("=I", value)[0] for kind, value in attributes.items() if len(value) == 4}
-    kind = attribute_map(attributes.get(_IFLA_LINKINFO, b"")).get(_IFLA_INFO_KIND, b"")
+    wanted = messages.request(ifinfmsg, _RTM_GETLINK, ("IFLA_IFNAME", os.fsencode(interface)))
+    try:
+        return kernel.ask(f"look at the link {interface}", wanted, decode_link)
+    except KernelRejectedError as error:
+        if error.errno_value != errno.ENODEV:
+            raise
+    return None
+
+
+def decode_link(message_type: int, body: bytes) -> Link:
+    """Take the answer apart."""
+    found = messages.decode(ifinfmsg, message_type, body)
     return Link(
-        kind=kind.rstrip(b"\0").decode("ascii", "replace"),
-        group=numbers[_IFLA_GROUP],
-        gso_max_segs=numbers[_IFLA_GSO_MAX_SEGS],
-        tso_max_segs=numbers.get(_IFLA_TSO_MAX_SEGS),
+        number=found["index"],
+        carrier=bool(found["flags"] & _IFF_LOWER_UP),
+        carrier_changes=found.get_attr("IFLA_CARRIER_CHANGES"),
+        kind=found.get_nested("IFLA_LINKINFO", "IFLA_INFO_KIND") or "",
+        group=found.get_attr("IFLA_GROUP"),
+        gso_max_segs=found.get_attr("IFLA_GSO_MAX_SEGS"),
+        tso_max_segs=found.get_attr("IFLA_TSO_MAX_SEGS"),
     )
 
 
-def set_segments(route: Route, interface: str, index: int, limit: int, *, group: int) -> None:
+def set_segments(tc: NetlinkSocket, interface: str, index: int, limit: int, *, group: int) -> None:
     """Set a device's `gso_max_segs`, so that living connections follow.
 
     A socket keeps the limit that it found when its route was looked up. Naming the device's group as it is changes
     nothing, but makes the kernel announce a change of the device (NETDEV_CHANGE), upon which it throws cached routes
     away and every socket looks again. A new limit alone is not announced.
     """
-    route.link(f"set gso_max_segs {limit} of {interface}", "set", index=index, gso_max_segs=limit, group=group)
+    attributes = {"IFLA_GSO_MAX_SEGS": limit, "IFLA_GROUP": group}
+    _change(tc, f"set gso_max_segs {limit} of {interface}", attributes, index=index)
 
 
-def make_ifb(route: Route, device: str) -> None:
+def make_ifb(tc: NetlinkSocket, device: str) -> None:
     """Make an IFB, down, with one queue: HTB has one lock anyway."""
-    route.link(f"make the IFB {device}", "add", ifname=device, kind="ifb", num_tx_queues=1)
+    kind = {"attrs": [("IFLA_INFO_KIND", "ifb")]}
+    attributes = {"IFLA_IFNAME": device, "IFLA_NUM_TX_QUEUES": 1, "IFLA_LINKINFO": kind}
+    _change(tc, f"make the IFB {device}", attributes, how=NLM_F_CREATE | NLM_F_EXCL)
 
 
-def start_ifb(route: Route, device: str, index: int) -> None:
+def start_ifb(tc: NetlinkSocket, device: str, index: int) -> None:
     """Set an IFB up, with no IPv6 address that it would announce: only what is redirected shall pass it."""
     no_addresses = {"attrs": [("AF_INET6", {"attrs": [("IFLA_INET6_ADDR_GEN_MODE", _ADDR_GEN_NONE)]})]}
     with contextlib.suppress(KernelRejectedError):  # a kernel without IPv6 gives it no addresses anyway
-        route.link(f"keep IPv6 addresses off {device}", "set", index=index, IFLA_AF_SPEC=no_addresses)
-    route.link(f"set {device} up", "set", index=index, state="up")
+        _change(tc, f"keep IPv6 addresses off {device}", {"IFLA_AF_SPEC": no_addresses}, index=index)
+    _change(tc, f"set {device} up", index=index, flags=_IFF_UP, change=_IFF_UP)
 
 
-def redirect(route: Route, tc: NetlinkSocket, index: int, to_index: int) -> None:
+def delete_link(tc: NetlinkSocket, device: str, index: int) -> None:
+    """Delete a link with all that hangs at it."""
+    tc.execute([(f"delete {device}", messages.request(ifinfmsg, _RTM_DELLINK, index=index))])
+
+
+def _change(
+    tc: NetlinkSocket, what: str, attributes: Mapping[str, Any] | None = None, *, how: int = 0, **fields: int
+) -> None:
+    tc.execute([(what, messages.request(ifinfmsg, _RTM_NEWLINK, *(attributes or {}).items(), how=how, **fields))])
+
+
+def redirect(tc: NetlinkSocket, index: int, to_index: int) -> None:
     """Lead IPv4 and IPv6 that arrive at one interface to another, where nothing hangs at its ingress yet, or ours does.
 
     Raises:
         KernelRejectedError: no ingress qdisc, u32 or mirred in this kernel; or somebody was quicker.
     """
-    hook = redirection(route, tc, index)
+    hook = redirection(tc, index)
     if hook is None:
-        route.tc("add an ingress qdisc", "add", "ingress", index)
-    action = {"kind": "mirred", "direction": "egress", "action": "redirect", "ifindex": to_index}
+        flags = NLM_F_CREATE | NLM_F_EXCL
+        add = encode_queue("ingress", b"", index=index, handle=_INGRESS, parent=TC_H_INGRESS, flags=flags)
+        tc.execute([("add an ingress qdisc", add)])
     for preference in REDIRECTION_PROTOCOL.keys() - set(hook.preferences if hook is not None else ()):
-        what = f"redirect what arrives ({preference:x})"
-        wanted = {"parent": _INGRESS, "prio": preference, "protocol": REDIRECTION_PROTOCOL[preference]}
-        route.tc(what, "add-filter", "u32", index, **wanted, matches=_EVERYTHING, action=action)
+        wanted = u32.Filter(
+            parent=_INGRESS,
+            preference=preference,
+            protocol=REDIRECTION_PROTOCOL[preference],
+            matches=_EVERYTHING,
+            to_index=to_index,
+        )
+        tc.execute([(f"redirect what arrives ({preference:x})", u32.encode_add(wanted, index=index))])
 
 
-def redirection(route: Route, tc: NetlinkSocket, index: int) -> Redirection | None:
+def redirection(tc: NetlinkSocket, index: int) -> Redirection | None:
     """What hangs at the ingress of an interface, whoever made it."""
     queues = read_objects(tc, f"list queues of interface {index}", RTM_GETQDISC, index=index)
     kind = next((one.kind for one in queues if (one.interface_index, one.parent) == (index, TC_H_INGRESS)), None)
     if kind is None:
         return None
     targets, preferences = {}, set()
-    for found in route.filters(f"list ingress filters of interface {index}", index, _INGRESS):
-        preference = found["info"] >> 16
-        preferences.add(preference)  # a filter's head is listed beside it
-        mirred = found.get_nested("TCA_OPTIONS", "TCA_U32_ACT", "TCA_ACT_PRIO_1", "TCA_ACT_OPTIONS", "TCA_MIRRED_PARMS")
-        if preference in REDIRECTION_PROTOCOL and mirred:
-            targets[preference] = mirred["ifindex"]
+    for found in u32.read_filters(tc, f"list ingress filters of interface {index}", index=index, parent=_INGRESS):
+        preferences.add(found.preference)  # a filter's head is listed beside it
+        if found.preference in REDIRECTION_PROTOCOL and found.to_index is not None:
+            targets[found.preference] = found.to_index
     return Redirection(
         kind=kind,
         to_indexes=tuple(sorted({*targets.values()})),
@@ -134,11 +173,12 @@ def redirection(route: Route, tc: NetlinkSocket, index: int) -> Redirection | No
     )
 
 
-def remove_empty_hook(route: Route, tc: NetlinkSocket, index: int) -> None:
+def remove_empty_hook(tc: NetlinkSocket, index: int) -> None:
     """Delete an ingress qdisc that nobody's filters hang at: what a crash between two messages of ours leaves."""
-    hook = redirection(route, tc, index)
+    hook = redirection(tc, index)
     if hook is not None and hook.kind == "ingress" and not hook.preferences and not hook.others:
-        route.tc("delete the ingress qdisc", "del", "ingress", index)
+        hook_qdisc = Object(index, _INGRESS, TC_H_INGRESS, 0, "ingress", b"")
+        tc.execute([("delete the ingress qdisc", encode_delete(RTM_DELQDISC, hook_qdisc))])
 
 
 def interface_number(probe: socket.socket, name: str) -> int:

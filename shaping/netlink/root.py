@@ -10,15 +10,19 @@ import socket
 
 from hive_qos.errors import KernelRejectedError, ReadBackError
 from hive_qos.netlink import NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NetlinkSocket, attribute_map, pack_attribute
+from shaping.model.names import MAJOR
 from shaping.model.observations import PriorQdisc
 from shaping.netlink.fast_path import (
     HTB_GLOB,
     HTB_VERSION,
+    RTM_DELQDISC,
     RTM_GETQDISC,
     RTM_GETTCLASS,
     RTM_GETTFILTER,
     TC_H_ROOT,
     TCA_HTB_INIT,
+    Object,
+    encode_delete,
     encode_queue,
     read_objects,
 )
@@ -46,6 +50,12 @@ def read_root(tc: NetlinkSocket, interface: str, index: int) -> PriorQdisc:
             below = read_objects(tc, what, kind, index=index, parent=root.handle)
             nested += len(below)
     return PriorQdisc(root.kind, root.handle >> 16, {_RAW_OPTIONS: root.options.hex()}, nested)
+
+
+def delete_own(tc: NetlinkSocket, interface: str, index: int) -> None:
+    """Delete a root of ours with all below it."""
+    own = Object(index, MAJOR << 16, TC_H_ROOT, 0, "htb", b"")
+    tc.execute([(f"delete the root {MAJOR:x}: of {interface}", encode_delete(RTM_DELQDISC, own))])
 
 
 def put_back(tc: NetlinkSocket, interface: str, index: int, prior: PriorQdisc) -> str | None:

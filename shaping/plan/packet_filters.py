@@ -54,17 +54,18 @@ def packet_filters(rules: tuple[Rule, ...], minors: Mapping[str, int]) -> tuple[
     Raises:
         ValueError: too many, or a rule that cannot be.
     """
-    filters: list[FilterSpec] = []
-    in_packets = 0
+    check_rules(rules)
+    found = [(*match, minors[rule.target]) for rule in rules for match in _matches_of(rule)]
+    return tuple(FilterSpec(_PREFERENCE_FIRST + number, *wanted) for number, wanted in enumerate(found))
+
+
+def check_rules(rules: tuple[Rule, ...]) -> None:
+    """Raise ValueError for a rule that cannot be, or too many on what packets say."""
     for rule in rules:
         check_rule(rule)
-        found = _matches_of(rule)
-        in_packets += bool(found) and rule.arrives is None
-        if in_packets > RULES_MAX:
-            raise ValueError(f"more than {RULES_MAX} rules on what packets say; put the programs into a cgroup instead")
-        for family, matches in found:
-            filters.append(FilterSpec(_PREFERENCE_FIRST + len(filters), family, matches, minors[rule.target]))
-    return tuple(filters)
+    of_packets = [rule for rule in rules if (rule.port, rule.dscp, rule.address) != (None, None, None)]
+    if len(of_packets) > RULES_MAX:
+        raise ValueError(f"more than {RULES_MAX} rules on what packets say; put the programs into a cgroup instead")
 
 
 def check_rule(rule: Rule) -> None:

@@ -2,44 +2,51 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from hive_qos.netlink import NLM_F_CREATE, NetlinkSocket, Request, pack_attribute, pack_text
-from shaping.classify import nftables
+from pyroute2.netlink import nlmsg
+from pyroute2.netlink.nfnetlink.nftsocket import nft_chain_msg, nft_rule_msg, nft_table_msg
+from pyroute2.nftables.expressions import masq
+
+from hive_qos.netlink import NLM_F_CREATE, NetlinkSocket, Request
+from shaping.netlink import messages, nftables
 from tools.lab.host import Host
 from tools.lab.kernel import entered
 
 _NEWTABLE, _NEWCHAIN, _NEWRULE = 0xA00, 0xA03, 0xA06
-_HOOK_POSTROUTING, _PRIORITY_SRCNAT = 4, 100
+_INET, _TABLE_OWNER = 1, 2
+_TABLE = "masquerade"
+_POSTROUTING_SRCNAT = [("NFTA_HOOK_HOOKNUM", 4), ("NFTA_HOOK_PRIORITY", 100)]
 
 
 @contextmanager
 def masquerade(host: Host) -> Iterator[None]:
     """For the time of a `with` block whatever leaves a host, IPv4 and IPv6, has the address of the interface by which
     it leaves: `table inet masquerade { chain out { type nat hook postrouting priority srcnat; masquerade; }; }`."""
-    table = pack_text(1, "masquerade")
-    hook = _word(1, _HOOK_POSTROUTING) + _word(2, _PRIORITY_SRCNAT)
-    chain = table + pack_text(3, "out") + pack_attribute(4, hook) + pack_text(7, "nat")
-    rule = table + pack_text(2, "out") + pack_attribute(4, pack_attribute(1, pack_text(1, "masq")))
+    hook = {"attrs": _POSTROUTING_SRCNAT}
+    requests = [
+        # Its owner's: it goes when the socket closes.
+        _request(nft_table_msg, _NEWTABLE, NFTA_TABLE_NAME=_TABLE, NFTA_TABLE_FLAGS=_TABLE_OWNER),
+        _request(
+            nft_chain_msg,
+            _NEWCHAIN,
+            NFTA_CHAIN_TABLE=_TABLE,
+            NFTA_CHAIN_NAME="out",
+            NFTA_CHAIN_HOOK=hook,
+            NFTA_CHAIN_TYPE="nat",
+        ),
+        _request(nft_rule_msg, _NEWRULE, NFTA_RULE_TABLE=_TABLE, NFTA_RULE_CHAIN="out", NFTA_RULE_EXPRESSIONS=masq()),
+    ]
     with entered(host.namespace):
         netfilter = NetlinkSocket(nftables.NETLINK_NETFILTER)
     try:
-        requests = [
-            _request(_NEWTABLE, table + _word(2, 2)),  # its owner's: it goes when the socket closes
-            _request(_NEWCHAIN, chain),
-            _request(_NEWRULE, rule),
-        ]
         netfilter.transact("masquerade", requests, begin=nftables.begin(), end=nftables.end())
         yield
     finally:
         netfilter.close()
 
 
-def _word(kind: int, value: int) -> bytes:
-    return pack_attribute(kind, struct.pack("!I", value))
-
-
-def _request(message_type: int, body: bytes) -> Request:
-    return Request(message_type, NLM_F_CREATE, struct.pack("!BBH", 1, 0, 0) + body)
+def _request(layout: type[nlmsg], message_type: int, **attributes: Any) -> Request:
+    return messages.request(layout, message_type, *attributes.items(), how=NLM_F_CREATE, nfgen_family=_INET)

@@ -29,6 +29,15 @@ def connections(group: Group) -> dict[str, list[Any]]:
     return {str(number): [*one.remote, one.bulk] for number, one in group._runtime.statistics().items()}
 
 
+def sent_bytes(group: Group) -> dict[str, int]:
+    """To each address of the peers, bulk left out."""
+    found: dict[str, int] = {}
+    for one in group._runtime.statistics().values():
+        if not one.bulk:
+            found[one.remote[0]] = found.get(one.remote[0], 0) + one.sent_bytes
+    return found
+
+
 def run(group: Group, stop: threading.Event) -> dict[str, Any]:
     """All-reduce and exchange messages both ways until some rank stops."""
     rank, size = group.rank, group.size
@@ -60,7 +69,8 @@ def run(group: Group, stop: threading.Event) -> dict[str, Any]:
         print(number, flush=True)
         if tensor[0] > 0:
             time.sleep(SETTLED_S)
-            return {"rounds": number, "slowest_s": slowest_s, "before": before, "after": connections(group)}
+            after_all = {"after": connections(group), "sent_bytes": sent_bytes(group)}
+            return {"rounds": number, "slowest_s": slowest_s, "before": before, **after_all}
 
 
 def main() -> None:
@@ -80,10 +90,12 @@ def main() -> None:
 
     threading.Thread(target=listen, daemon=True).start()
     rendezvous = FileRendezvous(options.folder)
+    began_s = time.monotonic()
     with Group.connect(
         rendezvous, rank=options.rank, world_size=options.size, settings=settings, timeout_s=60.0
     ) as group:
-        found = run(group, stop)
+        connected_s = time.monotonic() - began_s
+        found = {"connected_s": connected_s} | run(group, stop)
         print(json.dumps(found), flush=True)
         group.barrier(timeout_s=30.0).wait()
 

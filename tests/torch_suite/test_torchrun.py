@@ -15,7 +15,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 def run(program: str, backend: str, folder: Path, *arguments: str) -> dict[str, torch.Tensor]:
     """What rank 0 of two saves."""
-    done = subprocess.run(
+    with subprocess.Popen(
         [
             *(sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=2"),
             *("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", str(PROGRAMS / program)),
@@ -25,10 +25,13 @@ def run(program: str, backend: str, folder: Path, *arguments: str) -> dict[str, 
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=140,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
+    ) as process:
+        try:
+            said, _ = process.communicate(timeout=140)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # it ends its workers, which would outlive it if it were killed
+            raise
+    assert process.returncode == 0, said
     saved: dict[str, torch.Tensor] = torch.load(folder / backend)
     return saved
 

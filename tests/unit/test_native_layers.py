@@ -15,7 +15,7 @@ LAYERS = (
     ("collective",),
     ("session",),
     ("matching",),
-    ("borrowed_buffers",),
+    ("borrowed_buffers", "shared_memory"),
     ("quic",),
     ("events",),
     ("congestion",),

@@ -9,7 +9,7 @@ shared machine only what was measured within the same minute can be compared. Wh
     place       where a side runs: this machine's loopback, or a host of the lab
     side        the controller's end of a process    programs/  the processes' own ends
     iperf       iperf3 as a contender                machine    CPU seconds of the whole machine
-    flows, latency, memory, allreduce, congestion    the scenarios, which write raw records
+    flows, latency, memory, congestion    the scenarios, which write raw records
     records     the raw records                      figures    arithmetic on them, pure
     report      figures, ratios and goals as JSON    table, plots    what a person sees
 """

@@ -62,8 +62,7 @@ def _measure(names: list[str], output: Path, settings: Settings) -> None:
     from tools.bench.turns import Run
 
     functions = _functions()
-    everybody = {c.name: c for group in (contenders.LOOPBACK, contenders.LAN, contenders.LOSS, contenders.ALLREDUCE,
-                                                contenders.CONGESTION)
+    everybody = {c.name: c for group in (contenders.LOOPBACK, contenders.LAN, contenders.LOSS, contenders.CONGESTION)
                  for c in group}  # fmt: skip
     missing = {name: c.missing() for name, c in everybody.items() if c.missing()}
     head: Mapping[str, Any] = {
@@ -93,7 +92,7 @@ def _measure(names: list[str], output: Path, settings: Settings) -> None:
 
 
 def _functions() -> Mapping[str, Callable[[Run], None]]:
-    from tools.bench import allreduce, congestion, flows, latency, memory
+    from tools.bench import congestion, flows, latency, memory
 
     return {
         "loopback": flows.loopback_flows,
@@ -101,7 +100,6 @@ def _functions() -> Mapping[str, Callable[[Run], None]]:
         "loss": flows.lossy_flows,
         "latency": latency.latencies,
         "memory": memory.memory,
-        "allreduce": allreduce.allreduces,
         "congestion": congestion.congestion,
     }
 

@@ -29,7 +29,6 @@ def measure_of(
     rate_bits_per_s = settings.loss_bits_per_s
 
     def measure(pair: Pair) -> Sequence[Mapping[str, Any]]:
-        given = int(pair.contender.rate_share * rate_bits_per_s)
         lead_s = settings.congestion_lead_s if beside_tcp else 0.0
         seconds = lead_s + flow.seconds
         log = run.folder / "logs" / "congestion-tcp.log"
@@ -39,7 +38,7 @@ def measure_of(
         with tcp as beside:
             probe.begin({"do": "probe", "address": second.address, "seconds": seconds})
             found = record(
-                pair, dataclasses.replace(flow, rate_bits_per_s=given, lead_s=lead_s),
+                pair, dataclasses.replace(flow, lead_s=lead_s),
                 warm_up_s=settings.congestion_warm_up_s, rate_bits_per_s=rate_bits_per_s,
             )  # fmt: skip
             echoes = probe.end(wait_s=seconds + SLACK_S)

@@ -11,7 +11,7 @@ from typing import Literal
 
 from transport.engine import NATIVE_MODULE
 
-Kind = Literal["engine", "gloo", "iperf", "tcp", "backend"]
+Kind = Literal["engine", "gloo", "iperf", "tcp"]
 ORDINARY_BYTES, LARGE_BYTES = 1452, 8900
 """UDP payload of a packet: what fits Ethernet, and what fits jumbo frames."""
 
@@ -23,21 +23,17 @@ class Contender:
     Args:
         name: in the records and tables.
         kind: `engine` (ours, used through its interface), `gloo` (send and receive), `iperf` (iperf3 over TCP), `tcp`
-            (plain sockets), `backend` (of torch.distributed).
-        engine: which of ours, for `engine` and for the backend `hive`.
+            (plain sockets).
+        engine: which of ours, for `engine`.
         congestion: its congestion control; for iperf, the kernel's.
-        rate_share: of the link's rate, the rate that `congestion="auto"` is given.
         datagram_bytes: UDP payload of a packet.
-        backend: of torch.distributed.
     """
 
     name: str
     kind: Kind
     engine: str = ""
     congestion: str = "auto"
-    rate_share: float = 0.0
     datagram_bytes: int = ORDINARY_BYTES
-    backend: str = ""
 
     def missing(self) -> str:
         """Why it cannot run here, "" where it can."""
@@ -48,7 +44,7 @@ class Contender:
 def _missing(kind: Kind, engine: str) -> str:
     if kind == "iperf" and shutil.which("iperf3") is None:
         return "iperf3 is not installed: make bench installs it, as root"
-    if kind in ("gloo", "backend") and importlib.util.find_spec("torch") is None:
+    if kind == "gloo" and importlib.util.find_spec("torch") is None:
         return "torch is not installed: pip install 'hive-qos[torch]'"
     if engine == "native" and importlib.util.find_spec(NATIVE_MODULE) is None:
         return "the native engine is not built here"
@@ -90,17 +86,9 @@ LOSS = (
 )
 LATENCY = (NATIVE, AIOQUIC, GLOO, TCP)
 MEMORY = (NATIVE, AIOQUIC, GLOO)
-ALLREDUCE = (
-    Contender(name="hive native", kind="backend", engine="native", backend="hive"),
-    Contender(name="hive aioquic", kind="backend", engine="aioquic", backend="hive"),
-    Contender(name="gloo", kind="backend", backend="gloo"),
-)
 CONGESTION = (
     NATIVE,
     Contender(name="native bbr", kind="engine", engine="native", congestion="bbr"),
-    Contender(name="native rate 0.9", kind="engine", engine="native", congestion="auto", rate_share=0.9),
-    Contender(name="native rate 1.5", kind="engine", engine="native", congestion="auto", rate_share=1.5),
+    Contender(name="native cubic", kind="engine", engine="native", congestion="cubic"),
     AIOQUIC,
-    Contender(name="aioquic rate 0.9", kind="engine", engine="aioquic", congestion="auto", rate_share=0.9),
-    Contender(name="aioquic rate 1.5", kind="engine", engine="aioquic", congestion="auto", rate_share=1.5),
 )

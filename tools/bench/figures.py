@@ -146,29 +146,6 @@ def latency(record: Record) -> dict[str, float]:
     return found
 
 
-def allreduce(record: Record) -> dict[str, float]:
-    """Seconds from the first rank's start to the last one's end, beside what the links allow.
-
-    The bound is that every rank sends and receives 2 (n - 1) / n of the tensor over its own link.
-    """
-    ranks = record["ranks"]
-    seconds = max(rank["end_s"] for rank in ranks) - min(rank["begin_s"] for rank in ranks)
-    bound_s = allreduce_bound_s(
-        ranks=len(ranks), payload_bytes=record["payload_bytes"], link_bits_per_s=record["rate_bits_per_s"]
-    )
-    return {
-        "seconds": seconds,
-        "of_bound": bound_s / seconds,
-        "cpu_s_per_rank": statistics.mean(rank["cpu_s"] for rank in ranks),
-        "idle_share": 1 - record["machine"]["busy_s"] / (record["machine"]["seconds"] * record["machine"]["cores"]),
-    }
-
-
-def allreduce_bound_s(*, ranks: int, payload_bytes: int, link_bits_per_s: int) -> float:
-    """The shortest time that equal links allow, without headers."""
-    return 2 * (ranks - 1) / ranks * payload_bytes * 8 / link_bits_per_s
-
-
 def connections(record: Record) -> dict[str, float]:
     """What idle connections cost."""
     dialled, accepted = record["dialled"], record["accepted"]
@@ -188,7 +165,6 @@ def connections(record: Record) -> dict[str, float]:
 BY_KIND: Mapping[str, Callable[[Record], dict[str, float]]] = {
     "flow": flow,
     "latency": latency,
-    "allreduce": allreduce,
     "connections": connections,
 }
 

@@ -23,8 +23,7 @@ Panel: TypeAlias = tuple[str, Sequence[str], float, bool]
 COLOURS = {
     "native": "#3267a8", "native 8900": "#7fa3d1", "native bbr": "#7fa3d1", "hive native": "#3267a8",
     "aioquic": "#e3a857", "aioquic 8900": "#f0cf9d", "hive aioquic": "#e3a857",
-    "native rate 0.9": "#6a4c93", "native rate 1.5": "#b39ccf",
-    "aioquic rate 0.9": "#8a6d1f", "aioquic rate 1.5": "#c9b26a",
+    "native cubic": "#6a4c93",
     "gloo": "#c8553d",
     "iperf3": "#5b8c5a", "iperf3 cubic": "#5b8c5a", "iperf3 bbr": "#9dbf9c", "tcp": "#5b8c5a",
 }  # fmt: skip
@@ -50,7 +49,6 @@ PANELS: Mapping[str, Sequence[Panel]] = {
         ("sender, MiB", ["sender_memory_bytes"], 2**-20, False),
         ("receiver, MiB", ["receiver_memory_bytes"], 2**-20, False),
     ],
-    "allreduce": [("seconds", ["seconds"], 1, False)],
     "congestion": [
         ("goodput, Mbit/s", ["goodput_bits_per_s"], 1e-6, False),
         ("round trip of an echo, 95th percentile, ms", ["echo_p95_s"], 1e3, False),

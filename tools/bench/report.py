@@ -20,7 +20,6 @@ REFERENCES = {
     "loopback": ("gloo", "iperf3"),
     "lan": ("iperf3", "gloo"),
     "loss": ("iperf3 cubic", "iperf3 bbr"),
-    "allreduce": ("gloo",),
 }
 """Whom the others are divided by."""
 
@@ -46,7 +45,7 @@ def compute(head: Record, records: Sequence[Record]) -> dict[str, Any]:
     turns: dict[Key, dict[int, dict[str, float]]] = {}
     limits: dict[Key, list[str]] = {}
     for record in records:
-        if record["kind"] == "failure" or record.get("repetition", 0) < 0:
+        if record["kind"] == "failure":
             continue
         key = (record["scenario"], case_of(record), record["contender"])
         try:
@@ -80,11 +79,9 @@ def _cell(key: Key, turns: Mapping[Key, Mapping[int, Mapping[str, float]]], limi
     cell["figures"] = {name: figures.spread(list(_series(turns, key, name).values())) for name in names}
     cell["limit"] = statistics.mode(limits) if limits else ""
     cell["ratios"] = {}
-    metric, inverse = ("seconds", True) if scenario == "allreduce" else ("goodput_bits_per_s", False)
+    metric = "goodput_bits_per_s"
     for reference in REFERENCES.get(scenario, ()):
-        found = figures.ratios(
-            _series(turns, key, metric), _series(turns, (scenario, case, reference), metric), inverse=inverse
-        )
+        found = figures.ratios(_series(turns, key, metric), _series(turns, (scenario, case, reference), metric))
         if found is not None and reference != contender:
             cell["ratios"][reference] = found
     if scenario == "latency" and case.endswith("bulk"):
@@ -104,11 +101,10 @@ def _series(turns: Mapping[Key, Mapping[int, Mapping[str, float]]], key: Key, na
 def goals(turns: Mapping[Key, Mapping[int, Mapping[str, float]]]) -> list[dict[str, Any]]:
     """What the native engine must reach; `value` and `passed` are None where it was not measured."""
 
-    def ratio(scenario: str, case: str, ours: str, theirs: str, metric: str, *, inverse: bool = False) -> float | None:
+    def ratio(scenario: str, case: str, ours: str, theirs: str, metric: str) -> float | None:
         found = figures.ratios(
             _series(turns, (scenario, case, ours), metric),
             _series(turns, (scenario, case, theirs), metric),
-            inverse=inverse,
         )
         return found["median"] if found else None
 
@@ -132,10 +128,6 @@ def goals(turns: Mapping[Key, Mapping[int, Mapping[str, float]]]) -> list[dict[s
             beside = _series(turns, ("latency", case, "native"), metric)
             found = figures.ratios(beside, _series(turns, ("latency", f"{link}, idle", "native"), metric))
             entries.append((f"{link}: {name}", found["median"] if found else None, "at_most", 2.0))
-    bounds = {"2 ranks": 1.3, "2 ranks, offload": 1.3, "4 ranks": 1.5, "4 ranks, offload": 1.5}
-    for world, least in bounds.items():
-        found_ratio = ratio("allreduce", world, "hive native", "gloo", "seconds", inverse=True)
-        entries.append((f"all_reduce, {world}: times Gloo", found_ratio, "at_least", least))
     return [
         {
             "name": name,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MIB = 2**20
-SCENARIOS = ("loopback", "lan", "loss", "latency", "memory", "allreduce", "congestion")
+SCENARIOS = ("loopback", "lan", "loss", "latency", "memory", "congestion")
 """In the order of a run."""
 
 FRAMES, OFFLOAD = "1 Gbit/s", "1 Gbit/s, offload"
@@ -39,8 +39,6 @@ class Settings:
         memory_bytes, memory_s: how much passes in the memory scenario, and for how long at most.
         asleep_s: how long the receiver sleeps there.
         idle_connections, idle_connections_s: how many connections are made there, and for how long at most.
-        worlds: numbers of ranks of the all_reduce; payload_bytes: its tensor.
-        allreduce_repetitions: all_reduces of each contender; allreduce_s: no new one of a contender after so long.
         congestion_cases: of the slow link: rates of random loss, and the two above.
         congestion_s, congestion_warm_up_s: one flow there, and its start: controls that search need more of it.
         congestion_lead_s: how long the TCP flow has the link before. congestion_deep_s: the deep buffer.
@@ -71,10 +69,6 @@ class Settings:
     asleep_s: float = 3.0
     idle_connections: int = 1000
     idle_connections_s: float = 15.0
-    worlds: tuple[int, ...] = (2, 4)
-    payload_bytes: int = 64 * MIB
-    allreduce_repetitions: int = 4
-    allreduce_s: float = 25.0
     congestion_cases: tuple[str, ...] = ("0 % loss", "0.1 % loss", "1 % loss", BESIDE_TCP, DEEP_BUFFER)
     congestion_s: float = 6.0
     congestion_warm_up_s: float = 2.0
@@ -112,10 +106,6 @@ QUICK = Settings(
     asleep_s=1.0,
     idle_connections=100,
     idle_connections_s=4.0,
-    worlds=(2,),
-    payload_bytes=16 * MIB,
-    allreduce_repetitions=2,
-    allreduce_s=5.0,
     congestion_cases=("1 % loss",),
     congestion_s=2.0,
     congestion_warm_up_s=0.8,

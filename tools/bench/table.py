@@ -21,8 +21,7 @@ TITLES = {
     "latency": "4  Round trips of small messages, idle and beside a bulk transfer to the same peer",
     "memory": "5  Memory beyond the tensors' own",
     "connections": "5  Idle connections",
-    "allreduce": "6  all_reduce over 1 Gbit/s links",
-    "congestion": "7  Congestion controls over 200 Mbit/s, 40 ms",
+    "congestion": "6  Congestion controls over 200 Mbit/s, 40 ms",
 }
 NONE = "-"
 
@@ -142,12 +141,6 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         _figure("idle, cores: dialler", "idle_cores_dialler", _number(3)),
         _figure("accepter", "idle_cores_accepter", _number(3)),
         _figure("read 10 times a second", "statistics_cores", _number(3)),
-    ],
-    "allreduce": [
-        _figure("seconds", "seconds", _number(2), spread=True),
-        _figure("of the links' bound", "of_bound", _number(2)),
-        _figure("CPU s a rank", "cpu_s_per_rank", _number(2)),
-        _figure("idle share of CPU", "idle_share", _number(2)),
     ],
     "congestion": [
         _figure("goodput", "goodput_bits_per_s", format_rate, spread=True),

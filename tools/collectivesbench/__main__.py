@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tools.checkout import read_checkout
+from tools.collectivesbench.budget import Budget
 from tools.collectivesbench.settings import QUICK, Settings
 from tools.measure.reporting import EXIT_INTERRUPTED, console_of, fail, leave_report, say
 
 if TYPE_CHECKING:
     from tools.collectivesbench.sweep import Run
 
-SCENARIOS = ("lan", "uneven", "sites", "falling", "training", "host")
-"""In the order of a run."""
+SCENARIOS = {"lan": 18, "uneven": 5, "sites": 6, "urgent": 4, "falling": 6, "training": 11, "host": 5}
+"""In the order of a run, with the minutes of each in one of the ordinary length."""
 
 app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 console = console_of(log_columns=190)
@@ -33,6 +34,7 @@ def bench(
     scenarios: Annotated[list[str] | None, typer.Argument(help=f"Any of {', '.join(SCENARIOS)}; all without.")] = None,
     output: Annotated[Path, typer.Option(help="Where records, report and plots go.")] = Path("out/bench-collectives"),
     quick: Annotated[bool, typer.Option("--quick", help="Within 4 minutes; says less.")] = False,
+    minutes: Annotated[float | None, typer.Option(min=1.0, help="Of the whole run; 55 without, 4 if quick.")] = None,
     repetitions: Annotated[int | None, typer.Option(min=1, help="Turns of the contenders.")] = None,
     algorithms: Annotated[str, typer.Option(help="Have hive compete with each of these forced, too: direct,tree")] = "",
     compressions: Annotated[str, typer.Option(help="The same with each of these: bfloat16,int8,int4")] = "",
@@ -50,7 +52,7 @@ def bench(
             from tools.lab import privilege
 
             privilege.ensure([sys.executable, "-m", "tools.collectivesbench", *sys.argv[1:]])
-        settings = (QUICK if quick else Settings()).repeated(repetitions)
+        settings = (QUICK if quick else Settings()).repeated(repetitions).within(minutes)
         variants = {
             "algorithms": [name for name in algorithms.split(",") if name],
             "compressions": [name for name in compressions.split(",") if name],
@@ -58,7 +60,8 @@ def bench(
         try:
             _measure([name for name in SCENARIOS if name in names], output, settings, variants)
         except KeyboardInterrupt:
-            console.print("interrupted; everything is taken down", style="yellow")
+            console.print("interrupted; everything is taken down, and what was measured is reported", style="yellow")
+            _report(output)
             raise typer.Exit(EXIT_INTERRUPTED) from None
     _report(output)
 
@@ -80,13 +83,17 @@ def _measure(names: Sequence[str], output: Path, settings: Settings, variants: M
     begin_s = time.monotonic()
 
     def progress(text: str) -> None:
-        say(console, f"{time.monotonic() - begin_s:5.0f} s  {text}")
+        say(console, f"{time.monotonic() - begin_s:5.0f} of {settings.seconds:.0f} s  {text}")
 
     try:
         writer.write(head)
         run = Run(settings, logs, writer, progress, variants=variants)
-        for name in names:
-            _functions()[name](run)
+        weight = sum(SCENARIOS[name] for name in names)
+        plan = ", ".join(f"{name} {SCENARIOS[name] / weight * settings.seconds / 60:.1f}" for name in names)
+        progress(f"minutes at most: {plan}")
+        for name, part in Budget(settings.seconds).parts(names, SCENARIOS.__getitem__):
+            progress(f"{name}: {part.left_s() / 60:.1f} minutes")
+            _functions()[name](run, part)
     finally:
         writer.close()
         shutil.rmtree(output / "logs", ignore_errors=True)
@@ -94,12 +101,13 @@ def _measure(names: Sequence[str], output: Path, settings: Settings, variants: M
         shutil.rmtree(logs)
 
 
-def _functions() -> Mapping[str, Callable[[Run], None]]:
-    from tools.collectivesbench import training
+def _functions() -> Mapping[str, Callable[[Run, Budget], None]]:
+    from tools.collectivesbench import training, urgent
     from tools.collectivesbench.sweep import NETWORKS, sweep
 
     sweeps = {name: partial(sweep, scenario=name) for name in NETWORKS}
-    return {**sweeps, training.FALLING: training.over_a_falling_link, training.TRAINING: training.to_a_loss}
+    others = {urgent.URGENT: urgent.beside_a_large_one, training.FALLING: training.over_a_falling_link}
+    return {**sweeps, **others, training.TRAINING: training.to_a_loss}
 
 
 def _report(output: Path) -> None:

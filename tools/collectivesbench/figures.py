@@ -8,6 +8,9 @@ Definitions
   an upper bound of what Python uses.
 - links_s: what the links need at least. processors_s: the CPU time of all ranks and of the lab's relay, divided by the
   machine's cores. bound_s: the larger of both. of_bound: bound_s by seconds.
+- urgent: `seconds` and `worst_s` are the median and the longest of the urgent operations that began while the large one
+  was under way, alone_s the median of those before it; each from the last rank's begin to the last one's end.
+  times_alone: seconds by alone_s. after_chunk: the same when CHUNK_BYTES on the slowest link are taken off `seconds`.
 - training: `seconds` from the barrier to the step with the loss, where it was `reached` (1 or 0); `steps` so far.
 - falling: before_s and after_s are medians of a step's time before the fall, and in the last third of what follows it.
   expected_s: what the links need after the fall for a step's gradients, and what a step took before beside what the
@@ -28,8 +31,11 @@ from typing import Any, TypeAlias
 from tools.bench.figures import GB
 from tools.collectivesbench import bounds
 from tools.collectivesbench.networks import Network, fallen
+from tools.collectivesbench.settings import KIB
 
 Record: TypeAlias = Mapping[str, Any]
+CHUNK_BYTES = 512 * KIB
+"""Of hive's messages: what may be on a link already is not overtaken."""
 FOLLOWED, FOLLOWED_STEPS = 1.25, 3
 
 
@@ -55,6 +61,35 @@ def collective(record: Record) -> dict[str, float]:
         found["python_share"] = min(1.0, python_s / cpu_s)
     found["bound_s"] = max(found["links_s"], found["processors_s"])
     return found | {"of_bound": found["bound_s"] / seconds}
+
+
+def urgent(record: Record) -> dict[str, float]:
+    """The figures of one turn of urgent operations alone and beside a large one.
+
+    Raises:
+        ValueError: none began while the large one was under way on every rank.
+    """
+    ranks, network = record["ranks"], network_of(record)
+    covered = [all(each) for each in zip(*(rank["covered"] for rank in ranks), strict=True)]
+    beside_s = [took_s for took_s, counts in zip(_took_s(ranks, "beside"), covered, strict=True) if counts]
+    if not beside_s:
+        raise ValueError("the large operation had ended before any urgent one began")
+    alone_s, seconds = statistics.median(_took_s(ranks, "alone")), statistics.median(beside_s)
+    chunk_s = 8 * CHUNK_BYTES * bounds.WIRE / min(network.links_bits_per_s)
+    return {
+        "seconds": seconds,
+        "worst_s": max(beside_s),
+        "alone_s": alone_s,
+        "times_alone": seconds / alone_s,
+        "after_chunk": (seconds - chunk_s) / alone_s,
+        "links_s": bounds.links_s(network, record["task"], record["bytes"]),
+    }
+
+
+def _took_s(ranks: Sequence[Record], which: str) -> list[float]:
+    """Of each operation in a row, from the last rank's begin to the last one's end."""
+    turns = zip(*(rank[which] for rank in ranks), strict=True)
+    return [max(end_s for _, end_s in turn) - max(begin_s for begin_s, _ in turn) for turn in turns]
 
 
 def training(record: Record) -> dict[str, float]:
@@ -103,6 +138,7 @@ def loss_gap(record: Record, other: Record) -> float:
 
 BY_KIND: Mapping[str, Callable[[Record], dict[str, float]]] = {
     "collective": collective,
+    "urgent": urgent,
     "training": training,
     "falling": falling,
 }

@@ -57,6 +57,10 @@ def goals(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     for case in _cases(ours, "host"):
         large = _of(ours, "host", case, lambda cell: cell["bytes"] >= MIB)
         entries.append(_at_least(f"6  {case}, from 1 MiB: times Gloo's loopback", 1.0, map(_of_gloo, large)))
+    for case in _cases(ours, "urgent"):
+        found = [cell["figures"]["after_chunk"]["median"] for cell in _of(ours, "urgent", case, lambda _cell: True)]
+        name = f"7  {case}, urgent beside 64 MiB, less a chunk's time: times alone"
+        entries.append(_at_most(name, 2.0, [(value, "", None) for value in found]))
     return entries
 
 

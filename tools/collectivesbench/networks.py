@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from hive_qos.units import format_rate
 from tools.lab import Lab
 
 ROUTER = "r"
@@ -48,9 +49,10 @@ class Network:
         return 0
 
 
-def equal(ranks: int) -> Network:
-    """1 Gbit/s to each rank. 10 ms of queue are 1.25 MB a port, as a switch has."""
-    return Network(name=f"1 Gbit/s, {ranks} ranks", links_bits_per_s=(1_000_000_000,) * ranks, buffer_s=0.01)
+def equal(ranks: int, *, bits_per_s: int = 1_000_000_000) -> Network:
+    """The same rate to each rank. 10 ms of queue are 1.25 MB a port at 1 Gbit/s, as a switch has."""
+    name = f"{format_rate(bits_per_s)}, {ranks} ranks"
+    return Network(name=name, links_bits_per_s=(bits_per_s,) * ranks, buffer_s=0.01)
 
 
 def uneven() -> Network:

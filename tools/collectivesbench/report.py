@@ -51,7 +51,7 @@ def compute(head: Record, records: Sequence[Record]) -> dict[str, Any]:
         except ValueError:
             continue  # it says nothing: the cell then has fewer repetitions, and says how many
         turns.setdefault(_key(record), {})[record["repetition"]] = found
-        if record["kind"] != "collective":
+        if "curve" in record["ranks"][0]:
             curves[_key(record), record["repetition"]] = record
     for (key, turn), record in curves.items():
         other = curves.get((key._replace(contender=GLOO.name), turn))

@@ -1,4 +1,4 @@
-"""How much of everything a run measures: a whole one takes hours, a quick one at most four minutes on two cores."""
+"""How much of everything a run measures, and for how long: an hour, or four minutes for a quick one."""
 
 from __future__ import annotations
 
@@ -44,12 +44,15 @@ class Settings:
         worlds: numbers of ranks at 1 Gbit/s and on one host.
         sweeps: what is measured on the network of each scenario.
         row_bytes: small operations are repeated in one turn until so much was passed, `row_max` times at most.
+        urgent_bits_per_s, urgent_worlds: links and numbers of ranks of a large all_reduce of `large_bytes` beside
+            which `urgent_count` all_reduces of `urgent_bytes` begin, each after a pause of `urgent_pause_s`.
         training_networks: scenarios of sweeps on whose networks with four ranks models are trained.
         losses: what is trained, and until which loss; seeds: how often. `steps_max` and `training_s_max` end a
             training that does not get there.
         falls: trainings in which a link falls; before_fall_s, after_fall_s: how long each lasts before and after.
         one_s_max: a turn that takes longer fails.
-        run_seconds_max: no measurement begins after this; the report says what is missing.
+        seconds: of the whole run, divided among scenarios and then among what they measure. Where time is short, there
+            are fewer repetitions, then fewer of the large payloads and seeds; the report says what is missing.
     """
 
     repetitions: int = 5
@@ -57,6 +60,12 @@ class Settings:
     sweeps: Mapping[str, tuple[Sweep, ...]] = field(default_factory=_all_sweeps)
     row_bytes: int = 4 * MIB
     row_max: int = 32
+    urgent_bits_per_s: tuple[int, ...] = (100_000_000, 1_000_000_000)
+    urgent_worlds: tuple[int, ...] = (2, 4)
+    urgent_bytes: int = 256 * KIB
+    large_bytes: int = 64 * MIB
+    urgent_count: int = 8
+    urgent_pause_s: float = 0.05
     training_networks: tuple[str, ...] = ("lan", "uneven", "sites")
     losses: Mapping[str, float] = field(default_factory=lambda: {"transformer": 0.76, "conv net": 0.2})
     seeds: int = 3
@@ -66,11 +75,15 @@ class Settings:
     before_fall_s: float = 20.0
     after_fall_s: float = 40.0
     one_s_max: float = 300.0
-    run_seconds_max: float = 6 * 3600.0
+    seconds: float = 55 * 60.0
 
     def row(self, payload_bytes: int) -> int:
         """How many operations of a payload one turn does in a row."""
         return max(1, min(self.row_max, self.row_bytes // payload_bytes))
+
+    def within(self, minutes: float | None) -> Settings:
+        """Have the whole take so long; None changes nothing."""
+        return self if minutes is None else dataclasses.replace(self, seconds=60 * minutes)
 
     def repeated(self, repetitions: int | None) -> Settings:
         """Have every measurement repeated so often; None changes nothing."""
@@ -91,6 +104,8 @@ QUICK = Settings(
         "host": (Sweep(operations=("all_reduce",), payload_bytes=(16 * KIB, 16 * MIB)),),
     },
     row_bytes=MIB,
+    urgent_bits_per_s=(100_000_000,),
+    large_bytes=16 * MIB,
     training_networks=("lan",),
     losses={"transformer": 0.8},
     seeds=1,
@@ -99,5 +114,5 @@ QUICK = Settings(
     before_fall_s=5.0,
     after_fall_s=15.0,
     one_s_max=60.0,
-    run_seconds_max=225.0,
+    seconds=225.0,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -12,10 +13,18 @@ from tools.bench import machine
 from tools.bench.records import Writer
 from tools.bench.turns import Attempts
 from tools.collectivesbench import contenders, groups, networks
+from tools.collectivesbench.budget import Budget
 from tools.collectivesbench.contenders import Contender
 from tools.collectivesbench.groups import Group
 from tools.collectivesbench.networks import Network
 from tools.collectivesbench.settings import Settings
+
+FEWEST_TURNS = 2
+"""Of a cell: one that warms up, and one that counts."""
+OVERRUN = 1.2
+"""Of the time of a run: what was begun within it ends, but nothing begins after so much of it."""
+NOBODY = Contender(name="all", backend="")
+"""Stands where a contender's name would, in what is written down of all."""
 
 
 class Run(Attempts):
@@ -35,8 +44,15 @@ class Run(Attempts):
         *,
         variants: Mapping[str, Sequence[str]],
     ) -> None:
-        super().__init__(writer, say, run_seconds_max=settings.run_seconds_max)
+        super().__init__(writer, say, run_seconds_max=OVERRUN * settings.seconds)
         self.settings, self.logs, self._variants = settings, logs, variants
+
+    def leave_out(self, scenario: str, what: str, expected_s: float, budget: Budget) -> None:
+        """Write down that there is no time for something, as far as it is known how long it would take."""
+        left_s = budget.left_s()
+        why = f"would take {expected_s:.0f} s, and {left_s:.0f} s are left" if left_s > 0 else "no time is left"
+        self.write(scenario, NOBODY, kind="failure", error=f"left out: {what}: {why}")
+        self.say(f"{scenario}: left out: {what}: {why}")
 
     def competing(self, *, bbr: bool = True) -> Sequence[Contender]:
         """All contenders; without `bbr` where TCP's congestion control makes no difference."""
@@ -53,16 +69,34 @@ NETWORKS: Mapping[str, Callable[[Settings], Sequence[Network]]] = {
 """Of each scenario that is a sweep."""
 
 
-def sweep(run: Run, scenario: str) -> None:
-    """Measure what the settings say of a scenario, on each of its networks."""
-    for network in NETWORKS[scenario](run.settings):
+def sweep(run: Run, budget: Budget, *, scenario: str) -> None:
+    """Measure what the settings say of a scenario, on each of its networks: small payloads first, as far as time goes.
+
+    What would take longer than its network has left is left out, and recorded as that.
+    """
+    of_all = [
+        (size, each) for one in run.settings.sweeps[scenario] for size in one.payload_bytes for each in one.operations
+    ]
+    cells = sorted(of_all, key=lambda cell: cell[0])  # stable: operations keep their order
+    for network, part in budget.parts(NETWORKS[scenario](run.settings), lambda network: network.ranks):
+        if part.left_s() <= 0:
+            run.leave_out(scenario, network.name, 0.0, part)
+            continue
         competing = run.competing(bbr=not network.one_host)
         with ExitStack() as stack:
             members = joined(run, stack, scenario, network, competing)
-            for each in run.settings.sweeps[scenario]:
-                for operation in each.operations:
-                    for payload_bytes in each.payload_bytes:
-                        _take_turns(run, scenario, network, members, operation, payload_bytes)
+            took: dict[str, tuple[int, float]] = {}
+            for number, ((payload_bytes, operation), of_cell) in enumerate(part.parts(cells), 1):
+                bytes_in_row = payload_bytes * run.settings.row(payload_bytes)
+                before_bytes, before_s = took.get(operation, (bytes_in_row, 0.0))
+                expected_s = FEWEST_TURNS * before_s * bytes_in_row / before_bytes
+                what = f"{network.name}: {operation} of {format_size(payload_bytes)} ({number} of {len(cells)})"
+                if part.left_s() < expected_s:
+                    run.leave_out(scenario, what, expected_s, part)
+                    continue
+                turns, turn_s = _take_turns(run, scenario, network, members, operation, payload_bytes, of_cell)
+                took[operation] = bytes_in_row, turn_s
+                run.say(f"{scenario}: {what}, {turns} turns; {max(part.left_s(), 0):.0f} s left for this network")
 
 
 def joined(
@@ -84,20 +118,31 @@ def joined(
 
 
 def _take_turns(
-    run: Run, scenario: str, network: Network, members: dict[Contender, Group], operation: str, payload_bytes: int
-) -> None:
-    """All contenders once a repetition; the order rotates, so that nobody always comes after the same one.
+    run: Run,
+    scenario: str,
+    network: Network,
+    members: dict[Contender, Group],
+    operation: str,
+    payload_bytes: int,
+    budget: Budget,
+) -> tuple[int, float]:
+    """All contenders once a repetition, as often as there is time for, and FEWEST_TURNS in any case.
 
     A group that failed in the middle of an operation is of no more use, and leaves `members`. The first repetition
     has the number -1, and no figure.
+
+    Returns:
+        How many turns have figures, and the seconds of one.
     """
     count = run.settings.row(payload_bytes)
     order = {"do": "collective", "operation": operation, "bytes": payload_bytes, "count": count}
-    names = list(members)
+    turn_s = 0.0
     for repetition in range(-1, run.settings.repetitions):
-        for place in range(len(names)):
-            contender = names[(place + repetition) % len(names)]
-            if contender not in members or not run.may(scenario, contender):
+        if repetition + 1 >= FEWEST_TURNS and budget.left_s() < turn_s:
+            return repetition, turn_s
+        began_s = time.monotonic()
+        for contender in in_turn(members, repetition):
+            if not run.may(scenario, contender):
                 continue
             group, measured = members[contender], False
             with run.guarded(scenario, contender):
@@ -110,4 +155,12 @@ def _take_turns(
                 run.write(scenario, contender, kind="collective", case=network.name, **fields)
             if not measured:
                 members.pop(contender).close()
-    run.say(f"{scenario}: {network.name}: {operation} of {format_size(payload_bytes)}")
+        turn_s = time.monotonic() - began_s
+    return run.settings.repetitions, turn_s
+
+
+def in_turn(members: Mapping[Contender, Group], repetition: int) -> Sequence[Contender]:
+    """The contenders in the order of a repetition: it rotates, so that nobody always comes after the same one."""
+    names = list(members)
+    first = repetition % len(names) if names else 0
+    return [*names[first:], *names[:first]]

@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from hive_qos.units import format_size
-from tools.collectivesbench.contenders import GLOOS
+from tools.collectivesbench.contenders import GLOOS, HIVE
+from tools.collectivesbench.settings import KIB, MIB
 
 Cell: TypeAlias = Mapping[str, Any]
 Rows: TypeAlias = list[list[str]]
@@ -19,16 +20,20 @@ TITLES = {
     "lan": "1  1 Gbit/s to each rank",
     "uneven": "2  One rank behind a quarter of the others' rate",
     "sites": "3  Two sites of two, 100 Mbit/s, 40 ms, 0.5 % loss",
+    "urgent": "7  An urgent all-reduce beside one of 64 MiB",
     "falling": "4  A link of 100 Mbit/s falls to 25 while four ranks train",
     "training": "5  Training to a fixed loss",
     "host": "6  Ranks of one host",
 }
 HEADS = ("network", "operation", "contender", "ms (lowest … highest)", *(f"times {name}" for name in GLOOS))
 HEADS += ("links' bound", "processors'", "CPU s/GB a rank", "Python's")
+URGENT_HEADS = (*HEADS[:3], "ms alone", "ms beside (lowest … highest)", "the longest", *HEADS[4:6])
+URGENT_HEADS += ("times alone", "less a chunk")
 TRAINING_HEADS = ("network", "trained", "contender", "s to the loss (lowest … highest)", *HEADS[4:6])
 TRAINING_HEADS += ("reached", "steps", "CPU s a step a rank", "loss, apart")
 FALLING_HEADS = ("network", "trained", "contender", "s a step before", "s a step after", "expected", *HEADS[4:6])
 FALLING_HEADS += ("s until it follows", "loss, apart")
+SHORT_HEADS = ("network", "all_reduce of", "hive", "Gloo", "Gloo's time / hive's", "links and processors allow")
 GOAL_HEADS = ("goal", "worst", "found", "has to be", "allowed", "")
 NONE = "-"
 
@@ -57,8 +62,10 @@ def markdown(report: Mapping[str, Any]) -> str:
 
 
 def sections(report: Mapping[str, Any]) -> list[tuple[str, Sequence[str], Rows]]:
-    """Title, heads and rows of each table, the goals last."""
+    """Title, heads and rows of each table: a few figures for the documents first, the goals last."""
     found: list[tuple[str, Sequence[str], Rows]] = []
+    if short := [_short(cell) for cell in report["cells"] if _is_typical(cell, report["cells"])]:
+        found.append(("In short", SHORT_HEADS, short))
     for scenario, title in TITLES.items():
         heads, row = KINDS.get(scenario, (HEADS, _row))
         rows = [row(cell) for cell in report["cells"] if cell["scenario"] == scenario]
@@ -67,15 +74,39 @@ def sections(report: Mapping[str, Any]) -> list[tuple[str, Sequence[str], Rows]]
     return [*found, ("Goals", GOAL_HEADS, [_goal(goal) for goal in report["goals"]])]
 
 
+def _is_typical(cell: Cell, cells: Sequence[Cell]) -> bool:
+    """Of hive's all-reduces on each network: a small one, 1 MiB, and the largest of at most 64 MiB."""
+    sizes = [one["bytes"] for one in cells if (one["scenario"], one["case"]) == (cell["scenario"], cell["case"])]
+    if (cell["contender"], cell["operation"]) != (HIVE.name, "all_reduce") or "bound_s" not in cell["figures"]:
+        return False
+    typical = (16 * KIB, MIB, max((size for size in sizes if size <= 64 * MIB), default=0))
+    return bool(cell["times"]) and cell["bytes"] in typical
+
+
+def _short(cell: Cell) -> list[str]:
+    """Beside the faster Gloo."""
+    name, times = min(cell["times"].items(), key=lambda item: item[1]["median"])
+    hive_s = cell["figures"]["seconds"]["median"]
+    allowed = cell["allowed"].get(name)
+    row = [cell["case"], format_size(cell["bytes"]), f"{_ms(hive_s)} ms", f"{_ms(hive_s * times['median'])} ms"]
+    return [*row, f"{times['median']:.2f}", NONE if allowed is None else f"{allowed:.2f}"]
+
+
 def _row(cell: Cell) -> list[str]:
     values = cell["figures"]
-    seconds = values["seconds"]
     row = [cell["case"], f"{cell['operation']} {format_size(cell['bytes'])}", cell["contender"]]
-    row.append(f"{_ms(seconds['median'])} ({_ms(seconds['low'])} … {_ms(seconds['high'])})")
+    row.append(_ms_spread(values["seconds"]))
     row += _times(cell)
     row += [_ms(values["links_s"]["median"]), _ms(values["processors_s"]["median"])]
     row.append(f"{values['cpu_s_per_gb']['median']:.2f}")
     return [*row, f"{values['python_share']['median']:.2f}" if "python_share" in values else NONE]
+
+
+def _urgent_row(cell: Cell) -> list[str]:
+    values = cell["figures"]
+    row = [cell["case"], f"{cell['operation']} {format_size(cell['bytes'])}", cell["contender"]]
+    row += [_ms(values["alone_s"]["median"]), _ms_spread(values["seconds"]), _ms(values["worst_s"]["high"])]
+    return [*row, *_times(cell), *(_figure(cell, name) for name in ("times_alone", "after_chunk"))]
 
 
 def _training_row(cell: Cell) -> list[str]:
@@ -90,6 +121,7 @@ def _falling_row(cell: Cell) -> list[str]:
 
 
 KINDS: Mapping[str, tuple[Sequence[str], Callable[[Cell], list[str]]]] = {
+    "urgent": (URGENT_HEADS, _urgent_row),
     "training": (TRAINING_HEADS, _training_row),
     "falling": (FALLING_HEADS, _falling_row),
 }
@@ -121,3 +153,7 @@ def _number(value: float | None) -> str:
 
 def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.3g}" if seconds < 1 else f"{1e3 * seconds:.0f}"
+
+
+def _ms_spread(values: Mapping[str, float]) -> str:
+    return f"{_ms(values['median'])} ({_ms(values['low'])} … {_ms(values['high'])})"

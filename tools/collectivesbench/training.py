@@ -3,54 +3,73 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
 
 from tools.bench.side import BenchError
 from tools.collectivesbench import networks
+from tools.collectivesbench.budget import Budget
 from tools.collectivesbench.contenders import Contender
 from tools.collectivesbench.groups import Group
 from tools.collectivesbench.networks import Network
-from tools.collectivesbench.sweep import Run, joined
+from tools.collectivesbench.sweep import Run, in_turn, joined
 
 TRAINING, FALLING = "training", "falling"
 
 
-def to_a_loss(run: Run) -> None:
-    """Every contender trains every task with every seed; the seed is the repetition."""
+def to_a_loss(run: Run, budget: Budget) -> None:
+    """Every contender trains every task with every seed, as far as time goes; the seed is the repetition."""
     settings = run.settings
     known = {"lan": networks.equal(4), "uneven": networks.uneven(), "sites": networks.two_sites()}
-    for network in (known[name] for name in settings.training_networks):
+    for network, part in budget.parts([known[name] for name in settings.training_networks]):
         with ExitStack() as stack:
             members = joined(run, stack, TRAINING, network, run.competing())
-            for task, loss in settings.losses.items():
-                for seed in range(settings.seeds):
+            took_s: dict[str, float] = {}
+            for seed in range(settings.seeds):
+                for task, loss in settings.losses.items():
                     order = {"task": task, "seed": seed, "loss": loss, "steps_max": settings.steps_max}
                     order["seconds_max"] = settings.training_s_max
-                    for contender in _order(members, seed):
-                        train(run, TRAINING, network, members, contender, order)
-                    run.say(f"{TRAINING}: {network.name}: {task}, seed {seed}")
+                    what = f"{network.name}: {task}, seed {seed}"
+                    took_s[task] = _in_turn(run, TRAINING, network, members, order, what, part, took_s.get(task, 0.0))
 
 
-def over_a_falling_link(run: Run) -> None:
+def over_a_falling_link(run: Run, budget: Budget) -> None:
     """The last rank's link falls in the middle of training, and comes back for the next turn."""
     settings, network = run.settings, networks.falling()
     with ExitStack() as stack:
         members = joined(run, stack, FALLING, network, run.competing(bbr=False))
         for seed in range(settings.falls):
             order = {"task": "transformer", "seed": seed, "loss": 0.0, "steps_max": 10**6}
-            order["seconds_max"] = settings.before_fall_s + settings.after_fall_s
-            for contender in _order(members, seed):
-                train(run, FALLING, network, members, contender, order, fall_after_s=settings.before_fall_s)
-            run.say(f"{FALLING}: seed {seed}")
+            lasts_s = settings.before_fall_s + settings.after_fall_s
+            order["seconds_max"] = lasts_s
+            expected_s = len(members) * lasts_s if seed else 0.0
+            fall_s = settings.before_fall_s
+            _in_turn(run, FALLING, network, members, order, f"seed {seed}", budget, expected_s, fall_after_s=fall_s)
 
 
-def _order(members: Mapping[Contender, Group], turn: int) -> Sequence[Contender]:
-    names = list(members)
-    first = turn % len(names) if names else 0
-    return [*names[first:], *names[:first]]
+def _in_turn(
+    run: Run,
+    scenario: str,
+    network: Network,
+    members: dict[Contender, Group],
+    order: Mapping[str, Any],
+    what: str,
+    budget: Budget,
+    expected_s: float,
+    *,
+    fall_after_s: float | None = None,
+) -> float:
+    """One training of all contenders, where there is time for it; the seconds that it took, or would have."""
+    if budget.left_s() < expected_s:
+        run.leave_out(scenario, what, expected_s, budget)
+        return expected_s
+    began_s = time.monotonic()
+    for contender in in_turn(members, order["seed"]):
+        train(run, scenario, network, members, contender, order, fall_after_s=fall_after_s)
+    run.say(f"{scenario}: {what}; {max(budget.left_s(), 0):.0f} s left")
+    return time.monotonic() - began_s
 
 
 def train(

@@ -117,11 +117,12 @@ def _cell(figure: Figure | None) -> str:
 
 
 def _ratios(report: Report) -> Iterator[tuple[str, Figure]]:
-    """Of the engines' benchmark: throughput and speed of others, round trips beside bulk of idle ones."""
+    """Of the engines: throughput beside others', round trips beside bulk of idle ones. Of collectives: times Gloo."""
     for cell in report.get("cells", ()):
-        for reference, spread in cell["ratios"].items():
+        of = f" {cell['operation']} {cell['bytes']} bytes:" if "operation" in cell else ""
+        for reference, spread in (cell["times"] if "times" in cell else cell["ratios"]).items():
             yield (
-                f"{cell['scenario']}, {cell['case']}: {cell['contender']} of {reference}",
+                f"{cell['scenario']}, {cell['case']}:{of} {cell['contender']} of {reference}",
                 Figure(
                     median=spread["median"],
                     low=spread["low"],

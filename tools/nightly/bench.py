@@ -1,4 +1,4 @@
-"""A short benchmark of the engines beside the last good one of this machine: fails where a ratio got worse twice.
+"""Short benchmarks of engines and collectives beside the last good ones of this machine: fail where a ratio got worse.
 
 What is worse is measured once more, and counts where it is worse again: of 32 ratios of the same engines, measured
 twice on a machine that had other work, two were called worse. The reports are kept in the state directory. One that
@@ -11,36 +11,39 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from tools.measure.compare import FILE, REPETITIONS_MIN, Report, print_comparison, read_report, regressions
 from tools.measure.reporting import console_of
 from tools.nightly.state import state_directory
 
-SCENARIOS = ("loopback", "lan", "allreduce")
-"""Throughput without and with a link, and a collective: each beside contenders of the same run."""
+BENCHMARKS: Mapping[str, Sequence[str]] = {"bench": ("loopback", "lan"), "collectivesbench": ("lan",)}
+"""Of `tools`, with scenarios: throughput without and with a link, and collectives, each beside others of its run."""
 
-OUTPUT = Path("out/nightly/bench")
-KEPT = "bench"
+OUTPUT = Path("out/nightly")
 
 
 def main() -> int:
-    """Measure, compare with what is kept, and keep what is not worse."""
-    try:
-        return compare_and_keep(measure, OUTPUT, state_directory() / KEPT)
-    except subprocess.CalledProcessError as error:
-        return error.returncode
+    """Measure, compare with what is kept, and keep what is not worse; both, also where the first is worse."""
+    codes = []
+    for name, scenarios in BENCHMARKS.items():
+        try:
+            codes.append(compare_and_keep(partial(measure, name, scenarios), OUTPUT / name, state_directory() / name))
+        except subprocess.CalledProcessError as error:
+            codes.append(error.returncode)
+    return max(codes)
 
 
-def measure() -> None:
-    """Leave a report in `OUTPUT`.
+def measure(name: str, scenarios: Sequence[str]) -> None:
+    """Leave a benchmark's report in its place in `OUTPUT`.
 
     Raises:
         CalledProcessError: the benchmark failed.
     """
-    command = [sys.executable, "-m", "tools.bench", "--quick", f"--repetitions={REPETITIONS_MIN}"]
-    subprocess.run([*command, f"--output={OUTPUT}", *SCENARIOS], check=True)
+    command = [sys.executable, "-m", f"tools.{name}", "--quick", f"--repetitions={REPETITIONS_MIN}"]
+    subprocess.run([*command, f"--output={OUTPUT / name}", *scenarios], check=True)
 
 
 def compare_and_keep(measure: Callable[[], object], measured: Path, kept: Path) -> int:

@@ -28,7 +28,7 @@ from transport.bootstrap.rendezvous import Rendezvous
 from transport.engine import create_engine, find_engine
 from transport.engine.base import Engine, EngineSettings, Event
 from transport.mesh.peers import PeerTable
-from transport.mesh.sockets import Sockets, open_sockets
+from transport.mesh.sockets import Sockets, locations_of, open_all_sockets
 from transport.settings import Settings
 from transport.wire.control_frames import HelloKey
 
@@ -37,8 +37,8 @@ ABORT_CHECK_S = 0.5
 """How often a rank that waits looks whether another has given up: a small request of each rank to the store."""
 
 
-def _open_sockets(settings: Settings, hint: str) -> Sockets:
-    return open_sockets(settings, hint=hint)
+def _open_sockets(settings: Settings, hint: str) -> Sequence[Sockets]:
+    return open_all_sockets(settings, hint=hint)
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Factories:
 
     check_engine: Callable[[str], object] = find_engine
     make_engine: Callable[[str, EngineSettings, OnEvents], Engine] = create_engine
-    open_sockets: Callable[[Settings, str], Sockets] = _open_sockets
+    open_sockets: Callable[[Settings, str], Sequence[Sockets]] = _open_sockets
     own_identity: Callable[[Settings, int], Identity] = own_identity
 
 
@@ -55,7 +55,7 @@ class Factories:
 class Bootstrap:
     """What this rank knows when every rank has published its info."""
 
-    sockets: Sockets
+    sockets: Sequence[Sockets]
     identity: Identity
     rank_infos: Mapping[int, RankInfo]
     peers: PeerTable
@@ -66,19 +66,31 @@ class Bootstrap:
 
     def make_engine(self, on_events: OnEvents) -> Engine:
         """Start the engine that the settings name."""
-        settings = EngineSettings(dead_after_s=self.settings.dead_after_s, congestion=self.settings.congestion)
+        settings = EngineSettings(
+            dead_after_s=self.settings.dead_after_s,
+            congestion=self.settings.congestion,
+            shared_memory=self.settings.shared_memory,
+        )
         return self.factories.make_engine(self.settings.engine, settings, on_events)
 
-    def serve(self, engine: Engine, hello: Mapping[int, object]) -> tuple[int, int]:
-        """Hand both sockets to the engine; its endpoints for compute and bulk.
+    def serve(self, engine: Engine, hello: Mapping[int, object]) -> list[tuple[int, int]]:
+        """Hand the sockets to the engine; its endpoints for compute and bulk of each pair.
 
         Args:
             hello: what the layer above says of itself; job and run are added, which the engine checks.
         """
-        return (
-            self._serve(engine, hello, self.sockets.compute, bulk=False),
-            self._serve(engine, hello, self.sockets.bulk, bulk=True),
-        )
+        return [
+            (
+                self._serve(engine, hello, pair.compute, bulk=False),
+                self._serve(engine, hello, pair.bulk, bulk=True),
+            )
+            for pair in self.sockets
+        ]
+
+    def close_sockets(self) -> None:
+        """Where the engine has not taken them."""
+        for pair in self.sockets:
+            pair.close()
 
     def _serve(self, engine: Engine, hello: Mapping[int, object], sock: socket.socket, *, bulk: bool) -> int:
         return engine.add_endpoint(
@@ -118,14 +130,8 @@ def exchange_rank_infos(
         try:
             waiting = _Waiting(rendezvous, abort, began_s=time.monotonic(), give_up_s=give_up_s)
             run = abort.run = abort.run or _read_run(waiting, world=world, world_size=world_size)
-            own = RankInfo(
-                rank=rank,
-                node=identity.node,
-                address=sockets.advertise,
-                port=sockets.compute_port,
-                bulk_port=sockets.bulk_port,
-                pin=identity.pin,
-            )
+            locations = locations_of(sockets)
+            own = RankInfo(rank=rank, node=identity.node, locations=locations, pin=identity.pin)
             rendezvous.set(_key(world, rank), encode(own, settings, run))
             rank_infos: dict[int, RankInfo] = {}
             for other in range(world_size):
@@ -137,13 +143,14 @@ def exchange_rank_infos(
                 raise PeerError("rendezvous", "two ranks published the same certificate")
             peers = PeerTable(
                 rank,
+                locations,
                 (one.contact for one in rank_infos.values()),
                 reconnect_s=settings.reconnect_s,
                 now_s=time.monotonic(),
             )
         except BaseException:
-            sockets.compute.close()
-            sockets.bulk.close()
+            for pair in sockets:
+                pair.close()
             raise
     return Bootstrap(sockets, identity, rank_infos, peers, settings, factories, run, abort)
 

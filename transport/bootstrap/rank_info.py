@@ -1,15 +1,16 @@
 """What a rank publishes of itself through the rendezvous, and how the others check it before they believe it.
 
-One JSON object says who (rank, node name), where (address, ports of the compute and the bulk socket), and the pin of
-the ephemeral certificate. With certificates of a CA the pin is empty, and the certificate must carry the node name.
-Where the job has a secret, an HMAC covers all of it, with the job, the world and the run. Entries without one are
-refused. A run is 16 random bytes that rank 0 publishes first, so that no entry of an earlier run passes for one of it.
+One JSON object says who (rank, node name), where (addresses, each with its interface and the ports of the compute and
+the bulk socket), and the pin of the ephemeral certificate. With certificates of a CA the pin is empty, and the
+certificate must carry the node name. Where the job has a secret, an HMAC covers all of it, with the job, the world and
+the run. Entries without one are refused. A run is 16 random bytes that rank 0 publishes first, so that no entry of an
+earlier run passes for one of it.
 """
 
 from __future__ import annotations
 
 import functools
-import ipaddress
+import itertools
 import json
 import logging
 from collections.abc import Mapping
@@ -18,12 +19,12 @@ from dataclasses import dataclass
 from hive_qos.errors import PeerError
 from transport.identity import ephemeral_identity, load_identity, sign_entry, verify_entry
 from transport.identity.credentials import Credentials, Trust
+from transport.mesh.paths import Location, checked_integer, checked_text, plain_locations, read_locations
 from transport.mesh.peers import Contact
 from transport.settings import Settings
 
-VERSION = 2
+VERSION = 3
 RUN_BYTES = 16
-NAME_BYTES_MAX = 128
 _log = logging.getLogger("transport.bootstrap.rank_info")
 
 
@@ -52,14 +53,12 @@ class RankInfo:
 
     rank: int
     node: str
-    address: str
-    port: int
-    bulk_port: int
+    locations: tuple[Location, ...]
     pin: bytes
 
     @property
     def contact(self) -> Contact:
-        return Contact(self.rank, self.node, (self.address, self.port), (self.address, self.bulk_port))
+        return Contact(self.rank, self.node, self.locations)
 
 
 def own_identity(settings: Settings, rank: int) -> Identity:
@@ -91,9 +90,7 @@ def encode(info: RankInfo, settings: Settings, run: Run) -> bytes:
         "v": VERSION,
         "rank": info.rank,
         "node": info.node,
-        "address": info.address,
-        "port": info.port,
-        "bulk_port": info.bulk_port,
+        "addresses": plain_locations(info.locations),
         "pin": info.pin.hex(),
     }
     if settings.job_secret:
@@ -110,17 +107,15 @@ def decode(entry: bytes, *, rank: int, settings: Settings, run: Run) -> RankInfo
     who = f"rank {rank}"
     try:
         fields = json.loads(entry)
-        info = RankInfo(
-            rank=_integer(fields, "rank", 2**24),
-            node=_text(fields, "node"),
-            address=str(ipaddress.ip_address(_text(fields, "address"))),
-            port=_integer(fields, "port", 65535),
-            bulk_port=_integer(fields, "bulk_port", 65535),
-            pin=bytes.fromhex(_text(fields, "pin")),
-        )
-        mac = bytes.fromhex(_text(fields, "mac")) if "mac" in fields else b""
         if fields.get("v") != VERSION:
-            raise ValueError(f"version {fields.get('v')!r}; {VERSION} is known")
+            raise ValueError(f"version {fields.get('v')!r}, of another hive-qos; all ranks need version {VERSION}")
+        info = RankInfo(
+            rank=checked_integer(fields, "rank", 2**24),
+            node=checked_text(fields, "node"),
+            locations=read_locations(fields["addresses"]),
+            pin=bytes.fromhex(checked_text(fields, "pin")),
+        )
+        mac = bytes.fromhex(checked_text(fields, "mac")) if "mac" in fields else b""
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise PeerError(who, f"its rendezvous entry is malformed: {error}") from error
     if info.rank != rank:
@@ -138,8 +133,9 @@ def decode(entry: bytes, *, rank: int, settings: Settings, run: Run) -> RankInfo
 
 def _signed_parts(info: RankInfo, settings: Settings, run: Run) -> list[bytes]:
     """Everything that whoever believes an entry relies on."""
-    texts = [settings.job, run.world, info.node, info.address]
-    numbers = [run.world_size, info.rank, info.port, info.bulk_port]
+    texts = [settings.job, run.world, info.node, *(one.address for one in info.locations)]
+    places = [(one.interface, one.port, one.bulk_port) for one in info.locations]
+    numbers = [run.world_size, info.rank, len(places), *itertools.chain(*places)]
     return [
         run.nonce,
         *(text.encode() for text in texts),
@@ -154,17 +150,3 @@ def trust_of(identity: Identity, rank_infos: Mapping[int, RankInfo]) -> Trust:
     if identity.ca is not None:
         return identity.ca
     return Trust(pins={identity.pin: identity.node} | {one.pin: one.node for one in rank_infos.values()})
-
-
-def _integer(fields: Mapping[str, object], key: str, maximum: int) -> int:
-    value = fields[key]
-    if type(value) is not int or not 0 <= value <= maximum:
-        raise ValueError(f"{key} is not a number from 0 to {maximum}")
-    return value
-
-
-def _text(fields: Mapping[str, object], key: str) -> str:
-    value = fields[key]
-    if type(value) is not str or len(value.encode()) > NAME_BYTES_MAX:
-        raise ValueError(f"{key} is not a text of at most {NAME_BYTES_MAX} bytes")
-    return value

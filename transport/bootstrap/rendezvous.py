@@ -171,8 +171,7 @@ class TcpRendezvous:
         serve: True on rank 0 alone.
 
     Raises:
-        ConfigurationError: `address` is not of that form.
-        OSError: it cannot be served there.
+        ConfigurationError: `address` is not of that form, or cannot be served here: another job may be.
     """
 
     def __init__(self, address: str, *, serve: bool) -> None:
@@ -186,7 +185,11 @@ class TcpRendezvous:
         self._token = os.urandom(TOKEN_BYTES)
         self._server: _Server | None = None
         if serve:
-            self._server = _Server(self.host, self.port)
+            try:
+                self._server = _Server(self.host, self.port)
+            except OSError as error:
+                reason = f"it cannot be served: {error.strerror or error}; take a port that is free, one for each job"
+                raise ConfigurationError("rendezvous", address, reason) from error
             self.port = self._server.port
 
     def set(self, key: str, value: bytes) -> None:

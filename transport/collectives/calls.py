@@ -6,8 +6,11 @@ Everything that is the caller's fault is found here, in the caller's thread, bef
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from hive_qos.errors import MisuseError
 from transport.collectives.codecs import Codec
@@ -32,7 +35,7 @@ class CallContext:
 
 @dataclass(frozen=True)
 class Compression:
-    """How an all-reduce is to be encoded.
+    """How a collective is to be encoded.
 
     Args:
         key: what the tensor is called in `kept`, the same each time; None: without error feedback.
@@ -42,6 +45,18 @@ class Compression:
     codec: Codec
     kept: ErrorFeedback
     key: Hashable = None
+
+    def takes(self, call: Call) -> bool:
+        """Whether it counts for a call: sums, means and copies of float32 above SMALL_BYTES, among several ranks."""
+        counts = call.problem.receive_counts or call.problem.counts
+        adds = call.reduce_op in (ReduceOp.SUM, ReduceOp.MEAN)
+        return (
+            self.codec is not Codec.NONE
+            and adds
+            and call.dtype == "float32"
+            and call.context.size > 1
+            and (4 * sum(counts) > SMALL_BYTES)
+        )
 
 
 @dataclass(frozen=True)
@@ -64,6 +79,19 @@ class CallSignature:
     def of(self, rank: int) -> str:
         """What a message from a rank of the group must say."""
         return f"{self.common}, {self.taken[rank]} elements" if self.taken else self.common
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What another rank says of a call, in words as `CallSignature` has them; "" where it does not say.
+
+    Args:
+        called: what it called, as its messages say it.
+        expects: what our messages to it have to say.
+    """
+
+    called: str
+    expects: str = ""
 
 
 @dataclass(frozen=True)
@@ -97,16 +125,12 @@ class Call:
 
 
 def allreduce(context: CallContext, tensor: object, op: ReduceOp, compression: Compression | None = None) -> Call:
-    """Sums and means of float32 of more than SMALL_BYTES are compressed, between two ranks or more; nothing else is."""
     view = TensorView.of(tensor, writable=True)
     check(view.dtype, op)
 
     words = f"allreduce {op.value} of {view.elems} {view.dtype}"
     call = _call(context, Operation.ALLREDUCE, [view.elems], [view], words=words, results=[view], op=op)
-    adds = view.dtype == "float32" and op in (ReduceOp.SUM, ReduceOp.MEAN)
-    if compression is None or not adds or view.data.nbytes <= SMALL_BYTES or context.size == 1:
-        return call
-    return _encoded(call, compression) if compression.codec else call
+    return _encoded(call, compression)
 
 
 def broadcast(context: CallContext, tensor: object, root: int) -> Call:
@@ -124,16 +148,21 @@ def broadcast(context: CallContext, tensor: object, root: int) -> Call:
     )
 
 
-def reduce(context: CallContext, tensor: object, root: int, op: ReduceOp) -> Call:
+def reduce(
+    context: CallContext, tensor: object, root: int, op: ReduceOp, compression: Compression | None = None
+) -> Call:
     _check_root(context, root)
     view = TensorView.of(tensor, writable=context.rank == root)
     check(view.dtype, op)
     words = f"reduce {op.value} to {root} of {view.elems} {view.dtype}"
     results = [view] if context.rank == root else []
-    return _call(context, Operation.REDUCE, [view.elems], [view], root=root, words=words, results=results, op=op)
+    call = _call(context, Operation.REDUCE, [view.elems], [view], root=root, words=words, results=results, op=op)
+    return _encoded(call, compression)
 
 
-def reduce_scatter(context: CallContext, output: object, inputs: object, op: ReduceOp) -> Call:
+def reduce_scatter(
+    context: CallContext, output: object, inputs: object, op: ReduceOp, compression: Compression | None = None
+) -> Call:
     target = TensorView.of(output, writable=True)
     check(target.dtype, op)
     parts, _ = _parts(context, inputs, writable=False)
@@ -143,14 +172,17 @@ def reduce_scatter(context: CallContext, output: object, inputs: object, op: Red
     elems = [part.elems for part in parts]
 
     words = f"reduce-scatter {op.value} of {_sizes(elems)} {target.dtype}"
-    return _call(context, Operation.REDUCE_SCATTER, elems, [*parts, target], words=words, results=[target], op=op)
+    call = _call(context, Operation.REDUCE_SCATTER, elems, [*parts, target], words=words, results=[target], op=op)
+    return _encoded(call, compression)
 
 
-def all_gather(context: CallContext, outputs: object, tensor: object) -> Call:
+def all_gather(context: CallContext, outputs: object, tensor: object, compression: Compression | None = None) -> Call:
+    """What every rank has afterwards is what was decoded, its own part as well; there is no error feedback."""
     source = TensorView.of(tensor, writable=False)
     targets, results = _parts(context, outputs, writable=True)
     words = f"all-gather of {_sizes([target.elems for target in targets])} {source.dtype}"
-    return _exchange(context, Operation.ALL_GATHER, targets, [source] * context.size, results, words=words)
+    call = _exchange(context, Operation.ALL_GATHER, targets, [source] * context.size, results, words=words)
+    return _encoded(call, compression)
 
 
 def gather(context: CallContext, outputs: object, tensor: object, root: int) -> Call:
@@ -182,20 +214,24 @@ def barrier(context: CallContext) -> Call:
     return _call(context, Operation.BARRIER, [], [], words="barrier", results=[])
 
 
-def _encoded(call: Call, compression: Compression) -> Call:
+def _encoded(call: Call, compression: Compression | None) -> Call:
+    if compression is None or not compression.takes(call):
+        return call
     codec, key, kept = compression.codec, compression.key, compression.kept
     encoded = replace(
         call,
         problem=replace(call.problem, codec=codec),
         signature=CallSignature(f"{call.signature.common} as {codec.name.lower()}"),
     )
-    if key is None:
+    if key is None or call.operation is Operation.ALL_GATHER:
         return encoded
-    residual = kept.take(key, call.problem.counts[0])
+    ends = list(itertools.accumulate(call.problem.counts))
+    residual = kept.take(key, ends[-1])
+    parts = np.split(residual.view("u1"), [4 * end for end in ends[:-1]])
     return replace(
         encoded,
         problem=replace(encoded.problem, feeds_back=True),
-        buffers=(*call.buffers, residual.view("u1").data),
+        buffers=(*call.buffers, *(part.data if part.size else memoryview(bytearray()) for part in parts)),
         ended_well=lambda: kept.keep(key, residual),
     )
 

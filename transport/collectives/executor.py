@@ -11,22 +11,25 @@ from __future__ import annotations
 
 import abc
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 from hive_qos.errors import CancelledError, ConnectionLostError, HiveError, PeerError, TimedOutError, TransportError
-from transport.collectives.calls import Call, CallSignature
+from transport.collectives.calls import Call, CallSignature, Heard
 from transport.collectives.planning.cost_model import Choice
 from transport.collectives.schedule import Schedule
 from transport.engine.base import Buffer, Priority, Received
 from transport.mesh.collective_dispatch import CollectiveDispatch
-from transport.mesh.endpoint import Ticket, rank_of
+from transport.mesh.endpoint import Ticket
 from transport.mesh.inbox import Receiving
 from transport.mesh.outbox import Sending
 from transport.wire.error_codes import WireCode
 from transport.wire.header import Header, MatchKey
 from transport.work import Work, unforeseen
 
+ASK_S = 0.5
+"""An operation that takes longer tells those that it waits for what it is: what they called may send nothing here.
+For an operation that takes its time, that is one small message to each."""
 REFUSAL_S = 1.0
 """A peer that cancels its side of a message says why on its control stream, which may take a round trip longer."""
 
@@ -73,6 +76,7 @@ class Executor(abc.ABC):
         number: of the operation in its group; the `step` of its messages.
         order: of the task among all of this rank; earlier ones send first.
         deadline_s: on the monotonic clock.
+        asks_s: as `deadline_s`; when those that this waits for are told what it is.
         on_end: called once, after `work` has ended.
     """
 
@@ -111,6 +115,7 @@ class Executor(abc.ABC):
         self._on_end = on_end
         self._ended = False
         self._began_s = time.monotonic()
+        self.asks_s = self._began_s + ASK_S
         self._refusal: HiveError | None = None
         work.bytes_total = sum(nbytes for _, nbytes in (*schedule.sent_bytes, *schedule.received_bytes))
 
@@ -161,11 +166,22 @@ class Executor(abc.ABC):
             )
         )
 
-    def check(self, rank: int, header: Header) -> None:
-        """Fail if a message of this number is of another call than ours, whether or not anything here waits for it."""
+    def awaited(self) -> Mapping[int, Heard]:
+        """By rank of the endpoint: whom this one waits for, and what it says to that rank."""
+        signature = self.signature
+        return {self.ranks[index]: Heard(signature.to(index), signature.of(index)) for index in self._waiting_for()}
+
+    def check(self, rank: int, heard: Heard) -> None:
+        """Fail if a rank says of this number that it called something else, whether or not anything waits for it here.
+
+        Args:
+            rank: of the endpoint.
+        """
         if rank not in self.ranks:
             return
-        error = disagreement(self.signature, header, what=self.work.what, ranks=self.ranks, own=self._links.rank)
+        error = disagreement(
+            self.signature, heard, rank=rank, what=self.work.what, ranks=self.ranks, own=self._links.rank
+        )
         if error is not None:
             self.disagrees = True
             self.fail(error)
@@ -233,20 +249,23 @@ class Executor(abc.ABC):
 
 
 def disagreement(
-    signature: CallSignature, header: Header, *, what: str, ranks: tuple[int, ...], own: int
+    signature: CallSignature, heard: Heard, *, rank: int, what: str, ranks: tuple[int, ...], own: int
 ) -> PeerError | None:
-    """What is to be said where a message of an operation is of another call than ours; None where it is of the same.
+    """What is to be said where another rank's call is not ours; None where it is the same.
 
     Args:
-        words: our call.
-        header: of the message; its tag says which rank of the endpoint sent it, one of `ranks`.
+        signature: our call.
+        heard: what the other one says.
+        rank: the other one, of the endpoint; one of `ranks`.
         what: the operation in words.
         ranks: the group's members as ranks of the endpoint.
         own: this rank of the endpoint.
     """
-    peer = ranks.index(rank_of(header.tag))
-    theirs, ours = header.call, signature.of(peer)
-    if theirs in (ours, ""):
+    peer = ranks.index(rank)
+    for theirs, ours in ((heard.called, signature.of(peer)), (heard.expects, signature.to(peer))):
+        if theirs not in (ours, ""):
+            break
+    else:
         return None
     called = theirs if theirs.isprintable() else repr(theirs)
     return PeerError(f"rank {peer}", f"{what}: rank {peer} called {called}; rank {ranks.index(own)} called {ours}")

@@ -8,6 +8,7 @@ rank has not begun yet is remembered until it does.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import time
@@ -19,8 +20,8 @@ from typing import Protocol, TypeVar
 from hive_qos.errors import CancelledError, HiveError, TimedOutError
 from transport.collectives.aborts import Key, RemoteAbort, abort_message, error_of
 from transport.collectives.agreements import Agreements, Request
-from transport.collectives.algorithms.registry import schedule_of
-from transport.collectives.calls import Call, CallSignature
+from transport.collectives.algorithms.registry import SCHEDULES_KEPT, schedule_of
+from transport.collectives.calls import Call, CallSignature, Heard
 from transport.collectives.executor import Executor, disagreement
 from transport.collectives.membership import Membership, agreeing_group, agreement_group
 from transport.collectives.native_executor import NativeExecutor
@@ -30,8 +31,8 @@ from transport.collectives.planning.planner import Planner
 from transport.collectives.problem import Plan, Problem
 from transport.collectives.python_executor import PythonExecutor
 from transport.collectives.schedule import Op, Schedule
+from transport.engine.base import Priority
 from transport.mesh.endpoint import Endpoint
-from transport.wire.header import Header
 from transport.work import Work, unforeseen
 
 EARLY_MAX = 1024
@@ -60,7 +61,6 @@ class InFlight:
         groups: by name; others may add to it.
         report: what this rank measured of its link, given the ranks that are at other sites.
         order: numbers all that is sent by this rank, collectives or not.
-        native: have the engine carry out collectives, where it can.
     """
 
     def __init__(
@@ -72,20 +72,19 @@ class InFlight:
         order: Iterator[int],
         chunk_bytes: int,
         report: Callable[[frozenset[int]], LinkReport],
-        native: bool,
     ) -> None:
         self._endpoint = endpoint
         self._announcer = announcer
         self._groups = groups
         self._order = order
         self._chunk_bytes = chunk_bytes
-        self._native = native
         self._running: dict[Key, Executor] = {}
         self._return_s: dict[Key, float] = {}
         self._given_up: OrderedDict[Key, RemoteAbort] = OrderedDict()
-        self._early: OrderedDict[Key, dict[int, Header]] = OrderedDict()
+        self._early: OrderedDict[Key, dict[int, Heard]] = OrderedDict()
         self._done: OrderedDict[Key, CallSignature] = OrderedDict()
         self._found_late: dict[str, HiveError] = {}
+        self._over: dict[str, int] = {}
         self._agreements = Agreements(
             groups=groups,
             report=report,
@@ -94,11 +93,12 @@ class InFlight:
             is_early=lambda key: key in self._early,
         )
 
-    def announce(self, call: Call, *, number: int) -> Exception | None:
+    def announce(self, call: Call, *, number: int, priority: Priority) -> Exception | None:
         """Announce what a call that got its number from its group will send, as far as it is known. In the caller's
         thread: others make room while the loop's wakes up, which on busy processors takes milliseconds.
 
-        What is known to fail is not announced: who announces and does not send loses the broker's trust.
+        What is known to fail is not announced: who announces and does not send loses the broker's trust. Nor is bulk:
+        nobody has to make room for what yields to everybody.
 
         Returns:
             What `start` is to get: why the operation fails, where it could not be announced.
@@ -108,7 +108,7 @@ class InFlight:
         try:
             problem = self._problem(call, number)
             schedule = schedule_of(problem, self._planner(key[0]).latest(problem).taken.plan)
-            if not self._known_to_fail(key, group.ranks):
+            if priority is not Priority.BULK and not self._known_to_fail(key, group.ranks):
                 sent = self._bytes_by_destination(schedule, group.ranks)
                 self._announcer.collective_begins(time.monotonic(), key, sent)
         except Exception as cause:  # noqa: BLE001 - the operation fails by it, where all others do
@@ -116,8 +116,8 @@ class InFlight:
         return None
 
     def _problem(self, call: Call, number: int) -> Problem:
-        problem = replace(call.problem, chunk_bytes=self._chunk_bytes)
-        return replace(problem, turn=number % problem.size) if problem.takes_turns else problem
+        problem = _cut(call.problem, self._chunk_bytes)
+        return _in_turn(problem, number % problem.size) if problem.takes_turns else problem
 
     def end_announcement(self, group: str, number: int) -> None:
         """Of an operation that was planned, or was about to be, and may never begin. From any thread."""
@@ -134,8 +134,9 @@ class InFlight:
             problem = self._problem(request.call, request.number)
             choice = self._agreements.choose(request, problem, self._planner(key[0]))
             if choice is not None:
-                signature = _planned_signature(request.call.signature, choice)
-                self._begin(request, schedule_of(problem, choice.taken.plan), signature, choice)
+                plan = choice.taken.plan
+                signature = _planned_signature(request.call.signature, plan, choice.network_number, choice.forced)
+                self._begin(request, schedule_of(problem, plan), signature, choice)
         except Exception as cause:  # noqa: BLE001 - no memory for what is received, or a mistake of ours
             self._fail_to_begin(request, unforeseen(request.work.what, cause))
 
@@ -196,8 +197,8 @@ class InFlight:
             on_end=self._ended,
         )
         self._running[key] = task
-        for rank, header in early.items():
-            task.check(rank, header)
+        for rank, heard in early.items():
+            task.check(rank, heard)
         task.start()
 
     def _planner(self, group: str) -> Planner:
@@ -208,8 +209,6 @@ class InFlight:
 
     def _takes(self, call: Call, schedule: Schedule) -> bool:
         """Whether the engine carries out this schedule of a call."""
-        if not self._native:
-            return False
         reduce_op = call.reduce_op.value if Op.REDUCE in schedule.ops else None
         return self._endpoint.collectives.takes(call.dtype, reduce_op)
 
@@ -251,7 +250,10 @@ class InFlight:
             if task.error is None and now_s >= task.deadline_s:
                 task.time_out()
             if task.error is None:
-                wake_s = min(wake_s, task.deadline_s)
+                if now_s >= task.asks_s:
+                    task.asks_s = math.inf
+                    self._ask(key, task)
+                wake_s = min(wake_s, task.asks_s, task.deadline_s)
             elif key in self._running:
                 late_s = self._return_s.setdefault(key, now_s + RETURN_S_MAX)
                 if now_s < late_s:
@@ -259,22 +261,36 @@ class InFlight:
                 elif not math.isinf(late_s):
                     self._return_s[key] = math.inf
                     _log.warning("%s has failed, but the engine still holds its tensors", task.work.what)
+        while self._over and not self._endpoint.closing:  # not at each end: it takes as long as a small collective
+            self._endpoint.discard(*self._over.popitem())
         return wake_s
 
-    def unexpected(self, rank: int, header: Header) -> None:
-        """A message waits that nothing here has asked for: early, or of a call that does not match ours."""
-        key = (header.group, header.step)
+    def _ask(self, key: Key, task: Executor) -> None:
+        """Tell those that an operation waits for what it is. Whoever called something else says so to all."""
+        for rank, said in task.awaited().items():
+            if self._endpoint.peers.error(rank) is None:
+                message = {
+                    "op": "called",
+                    "group": key[0],
+                    "step": key[1],
+                    "call": said.called,
+                    "expects": said.expects,
+                }
+                self._endpoint.control(rank, message)
+
+    def heard_call(self, rank: int, key: Key, heard: Heard) -> None:
+        """What another rank called, by a message that nothing here has asked for, or because it waits for this rank."""
         task = self._running.get(key)
         if task is not None:
-            task.check(rank, header)
+            task.check(rank, heard)
         elif self._not_begun(key):
-            _remember(self._early, key, {**self._early.get(key, {}), rank: header})
+            _remember(self._early, key, {**self._early.get(key, {}), rank: heard})
             if (group := agreeing_group(key[0])) in self._groups:
                 self._agreements.invited(group)
         elif key in self._done and rank in self._groups[key[0]].ranks:
             ranks = self._groups[key[0]].ranks
             what = f"operation {key[1]} of group {key[0]}"
-            error = disagreement(self._done[key], header, what=what, ranks=ranks, own=self._endpoint.rank)
+            error = disagreement(self._done[key], heard, rank=rank, what=what, ranks=ranks, own=self._endpoint.rank)
             if error is not None:
                 self._tell_others(key, ranks, error, disagrees=True)
                 self._learn_late(key, error)
@@ -339,7 +355,7 @@ class InFlight:
             # Every earlier operation of the group is over here: what still waits for one is a late duplicate, or left
             # of one that failed, or (for the last few alone worth looking at) is of another call than ours was.
             kept = 0 if task.error is not None else LATE_STEPS
-            self._endpoint.discard(key[0], max(self._groups[key[0]].begun - kept, 0))
+            self._over[key[0]] = max(self._groups[key[0]].begun - kept, 0)
 
     def _learn_late(self, key: Key, error: HiveError) -> None:
         """An operation that has ended well here was not the others'. What comes after it in the group raises that."""
@@ -377,18 +393,30 @@ class InFlight:
     def _bytes_by_destination(self, schedule: Schedule, ranks: tuple[int, ...]) -> dict[str, int]:
         sent: dict[str, int] = {}
         for rank, nbytes in schedule.sent_bytes:
-            address = self._endpoint.peers.address(ranks[rank], bulk=False)[0]
+            address = self._endpoint.peers.address(ranks[rank])
             sent[address] = sent.get(address, 0) + nbytes
         return sent
 
 
-def _planned_signature(signature: CallSignature, choice: Choice) -> CallSignature:
-    """Ranks that plan differently do not call the same thing. What all do by default goes without saying."""
-    plan = choice.taken.plan
-    if plan == Plan():
+@functools.lru_cache(maxsize=SCHEDULES_KEPT)
+def _cut(problem: Problem, chunk_bytes: int) -> Problem:
+    return replace(problem, chunk_bytes=chunk_bytes)
+
+
+@functools.lru_cache(maxsize=SCHEDULES_KEPT)
+def _in_turn(problem: Problem, turn: int) -> Problem:
+    return replace(problem, turn=turn)
+
+
+@functools.lru_cache(maxsize=SCHEDULES_KEPT)
+def _planned_signature(signature: CallSignature, plan: Plan, network_number: int, forced: bool) -> CallSignature:
+    """Ranks that plan differently do not call the same thing. Nor do they where some were asked to plan as others do by
+    themselves: they would differ later. What all do by default goes without saying."""
+    if plan == Plan() and not forced:
         return signature
-    table = f" {choice.network_number}" if plan.weights or plan.sites else ""
-    return replace(signature, common=f"{signature.common} by {plan.algorithm}{table}")
+    table = f" {network_number}" if plan.weights or plan.sites else ""
+    asked = " (forced)" if forced else ""
+    return replace(signature, common=f"{signature.common} by {plan.algorithm}{table}{asked}")
 
 
 def _remember(what: OrderedDict[Key, V], key: Key, value: V) -> None:

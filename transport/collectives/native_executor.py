@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from hive_qos.errors import CancelledError, HiveError
+from transport.collectives.calls import Heard
 from transport.collectives.codecs import ENCODED_DTYPE
 from transport.collectives.executor import Executor
 from transport.engine.base import Collective, CollectiveEnded, Member, StepFailed
@@ -47,6 +48,7 @@ class NativeExecutor(Executor):
                 for index, rank in enumerate(self.ranks)
             ],
             rank=context.rank,
+            mutual=self.call.operation.is_mutual,
             priority=self._priority,
             order=self._order,
         )
@@ -70,7 +72,7 @@ class NativeExecutor(Executor):
     def _failed(self, event: StepFailed) -> None:
         error = event.error
         if event.header is not None and self.error is None:
-            self.check(self.ranks[event.peer], event.header)
+            self.check(self.ranks[event.peer], Heard(event.header.call))
             error = self._mismatch(event.peer, event.header, event.length, self.call.dtype)
             # One that would do, had the step not been to receive encoded bytes.
             error = error or self._mismatch(event.peer, event.header, event.length, ENCODED_DTYPE)

@@ -27,6 +27,14 @@ class Operation(enum.IntEnum):
     ALL_TO_ALL = 8
     BARRIER = 9
 
+    @property
+    def is_mutual(self) -> bool:
+        """Whether nobody can end it before everybody has begun it."""
+        return self in _MUTUAL
+
+
+_MUTUAL = frozenset((Operation.ALLREDUCE, Operation.ALL_GATHER, Operation.REDUCE_SCATTER, Operation.BARRIER))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
@@ -39,8 +47,9 @@ class Problem:
         receive_counts: of all others: elements from each rank, buffers 0 to size - 1; () elsewhere.
         chunk_bytes: longest message.
         turn: number of the operation in its group, modulo its size, where small tensors take turns; 0 elsewhere.
-        codec: of an all-reduce of float32, for messages between ranks, or between sites where it goes by site.
-        feeds_back: what encoding leaves out goes into buffer 1, and is added the next time.
+        codec: of messages of float32 between ranks; of reductions by site, between sites alone.
+        feeds_back: what encoding leaves out of a reduction goes into further buffers, one for each that is reduced and
+            as long, and is added the next time.
     """
 
     operation: Operation
@@ -58,6 +67,11 @@ class Problem:
     def message_bytes(self, elems: int) -> int:
         """Length of a message of so many elements, encoded where there is a codec."""
         return elems * self.item_bytes if self.codec is Codec.NONE else encoded_bytes(elems, self.codec)
+
+    @property
+    def first_residual(self) -> int:
+        """Number of the buffer with what is left out of buffer 0; those of the others follow."""
+        return self.size + 1 if self.operation is Operation.REDUCE_SCATTER else 1
 
     @property
     def chunk_elems(self) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from hive_qos.errors import CancelledError, TransportError
+from transport.collectives.calls import Heard
 from transport.collectives.codecs import ENCODED_DTYPE, Codec, decode, encode
 from transport.collectives.executor import Executor
 from transport.collectives.kernels import reduce_into
@@ -144,7 +145,7 @@ class PythonExecutor(Executor):
         def end(received: Received | None, error: TransportError | None) -> None:
             del self._tickets[index]
             if received is not None:
-                self.check(rank, received.header)
+                self.check(rank, Heard(received.header.call))
                 error = self._mismatch(step.peer, received.header, target.nbytes, self._dtype(step))
             self._ended_step(index, target.nbytes, error)
 

@@ -72,9 +72,11 @@ class EngineSettings:
             be held up; less where both sides are native and nothing of Python's is in the way.
         handshake_timeout_s: a connection that is not up by then has failed.
         datagram_bytes: UDP payload of a packet; 1200 passes everywhere, 1452 fits Ethernet without tunnels.
-        congestion: for gradients, `auto` (follows `Engine.set_rate`; without a rate, CUBIC, which on native
-            tolerates random loss), `cubic`, `reno` (not measured), or, native only, `bbr`. Native's bulk endpoints use
+        congestion: for gradients, `auto` (CUBIC below `Engine.set_rate`, which on native tolerates random
+            loss), `cubic`, `reno` (not measured), or, native only, `bbr`. Native's bulk endpoints use
             its delay-bounded controller instead.
+        shared_memory: whether messages to peers of this host go through memory that both share; native only, and only
+            where the peer's engine has it too.
         protocol: which of `PROTOCOLS` is spoken (ALPN); a peer that speaks another is refused in its handshake.
     """
 
@@ -85,7 +87,8 @@ class EngineSettings:
     dead_after_s: float | None = None
     handshake_timeout_s: float = 10.0
     datagram_bytes: int = 1452
-    congestion: str = "cubic"
+    congestion: str = "auto"
+    shared_memory: bool = False
     protocol: str = ALPN
 
 
@@ -98,6 +101,7 @@ class ConnectionStatistics:
     `path_mtu_bytes` is the UDP payload of the largest packets sent now. `ecn_ce_reports` counts the acknowledgements
     with which the peer said that more of our packets had come marked "congestion experienced" (RFC 3168; the stack does
     not say how many packets): 0 also on a path that clears the marks, None where the engine does not use them.
+    `shared_sent_bytes` and `shared_received_bytes` are payloads through memory that the peer shares: no network.
     """
 
     peer: str
@@ -117,6 +121,8 @@ class ConnectionStatistics:
     application_limited: bool
     path_mtu_bytes: int
     ecn_ce_reports: int | None
+    shared_sent_bytes: int = 0
+    shared_received_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -249,6 +255,8 @@ class Collective:
         job, group, step, operation: what messages say; the upper half of their bucket is `operation`.
         members: by rank of the group.
         rank: the own rank in the group.
+        mutual: nobody ends it before everybody has begun it. Then what is small is sent from a copy, and its step does
+            not wait for an acknowledgement.
         order: of the collective among all of this rank; earlier ones send first.
     """
 
@@ -263,6 +271,7 @@ class Collective:
     operation: int
     members: Sequence[Member]
     rank: int
+    mutual: bool
     priority: Priority
     order: int
 
@@ -290,16 +299,21 @@ class Collectives(abc.ABC):
         """Begin nothing more of it and cancel what is under way; then it ends. Harmless for one that has ended."""
 
     @abc.abstractmethod
-    def route(self, rank: int, *, bulk: bool, connection: int | None) -> None:
-        """Send what is for a rank of the endpoint over this connection from now on; None: wait for another one."""
+    def route(self, rank: int, *, bulk: bool, connections: Sequence[int]) -> None:
+        """Send what is for a rank of the endpoint over these connections from now on, each message over the one that
+        is through with it first; none: wait for others."""
 
     @abc.abstractmethod
     def gone(self, rank: int) -> None:
         """A rank of the endpoint is gone for good: fail what waits for it."""
 
     @abc.abstractmethod
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until the peers have what ended collectives sent, for so long at most; whether they have."""
+
+    @abc.abstractmethod
     def progress(self, collective: int) -> tuple[int, Sequence[int]]:
-        """Payload bytes sent (acknowledged) and received, and the ranks of the group that it waits for."""
+        """Payload bytes sent and received, and the ranks of the group that it waits for."""
 
 
 class Engine(abc.ABC):
@@ -350,10 +364,10 @@ class Engine(abc.ABC):
           bound: less is sent where the path gives less, and 0.95 of it at most, because acknowledgements are not held.
         - It is divided among the connections that have data to send, in equal parts; what one of them cannot use,
           because its path gives less, goes to the others.
-        - It is followed from the next packet or acknowledgement of each connection on. Native sends less where delay or
-          heavy loss says that the path gives less; aioquic goes by CUBIC below the rate.
+        - It is followed from the next packet or acknowledgement of each connection on. Below it
+          the control goes by what the path shows.
         - It is forgotten `RATE_VALID_S` after it was last given. Without a rate (None: not known), connections do as
-          without `set_rate`: CUBIC, which on native tolerates random loss.
+          without `set_rate`.
         - Under another congestion control, and for an endpoint that does not exist, nothing comes of it.
 
         Args:

@@ -134,6 +134,7 @@ class NativeEngine(Engine):
             datagram_bytes=settings.datagram_bytes,
             congestion=settings.congestion,
             protocol=settings.protocol,
+            shared_memory=settings.shared_memory,
         )
         self.collectives = NativeCollectives(self._core.collectives, numbers=self._numbers, check_open=self._check_open)
         _living.add(self)
@@ -145,7 +146,9 @@ class NativeEngine(Engine):
             self._check_open()
             check_endpoint(sock, trust)
             certificates, key = read_credentials(credentials)
-            own = full_hello(hello, engine=self.name, settings=self.settings, features=[ACK_FREQUENCY])
+            place = self._core.meeting_place
+            said = hello if place is None else {**hello, HelloKey.MEETING_PLACE: place}
+            own = full_hello(said, engine=self.name, settings=self.settings, features=[ACK_FREQUENCY])
             number = next(self._numbers)
             sock.setblocking(False)
             # Known before it is served: somebody may dial at once, and `close` closes whatever was taken until then.
@@ -345,6 +348,10 @@ class NativeEngine(Engine):
                 link = self._links.pop(number)
                 error = None if failure is None else _error(failure)
                 return ConnectionDown(number if link.up else None, peer, error, link.attempt)
+            case "shared-memory", number, failure:
+                known = self._links.get(number)
+                peer = "a peer that is gone" if known is None else known.peer
+                _log.debug("messages to %s: %s", peer, f"QUIC, for {failure}" if failure else "shared memory")
             case "echo", event:
                 return event  # type: ignore[no-any-return]  # it was ours
             case _:
@@ -386,7 +393,8 @@ class NativeEngine(Engine):
         account = "" if rank is None else str(rank)
         both_native = self.settings.dead_after_s is None and hello.get(HelloKey.ENGINE) == self.name
         patience_s = NATIVE_DEAD_AFTER_S if both_native else None
-        if not self._core.begin(number, account, str(hello.get(HelloKey.JOB, "")), accepted, patience_s):
+        job, place = str(hello.get(HelloKey.JOB, "")), hello.get(HelloKey.MEETING_PLACE)
+        if not self._core.begin(number, account, job, accepted, patience_s, place):
             return None
         link.up = True
         return ConnectionUp(number, link.endpoint, link.peer, link.remote, hello, link.attempt, link.addresses)

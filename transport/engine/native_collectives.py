@@ -47,6 +47,7 @@ class NativeCollectives(Collectives):
                 operation=collective.operation,
                 members=[(one.rank, one.name, one.says, one.hears) for one in collective.members],
                 rank=collective.rank,
+                mutual=collective.mutual,
                 level=level_of(collective.priority),
                 bulk=collective.priority is Priority.BULK,
                 order=collective.order,
@@ -59,11 +60,14 @@ class NativeCollectives(Collectives):
     def stop(self, collective: int) -> None:
         self._api.stop(collective)
 
-    def route(self, rank: int, *, bulk: bool, connection: int | None) -> None:
-        self._api.route(rank, bulk, connection)
+    def route(self, rank: int, *, bulk: bool, connections: Sequence[int]) -> None:
+        self._api.route(rank, bulk, list(connections))
 
     def gone(self, rank: int) -> None:
         self._api.gone(rank)
+
+    def drain(self, timeout_s: float) -> bool:
+        return bool(self._api.drain(timeout_s))
 
     def progress(self, collective: int) -> tuple[int, Sequence[int]]:
         return self._api.progress(collective) or (0, ())

@@ -72,7 +72,7 @@ def sign_entry(secret: bytes, *parts: bytes) -> bytes:
     """
     if not secret:
         raise ValueError("an empty job secret authenticates nothing")
-    message = b"".join(len(part).to_bytes(4, "big") + part for part in (b"hive-qos entry 2", *parts))
+    message = b"".join(len(part).to_bytes(4, "big") + part for part in (b"hive-qos entry 3", *parts))
     return hmac.new(secret, message, hashlib.sha256).digest()
 
 

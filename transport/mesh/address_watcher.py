@@ -3,7 +3,7 @@
 Five times a second it asks the kernel which of our addresses leads to the others. That sends nothing and costs some
 microseconds. It is cheaper than following netlink, and needs no privilege.
 - An address that the user has chosen (`HIVE_LISTEN`) is kept, there or not.
-- With `HIVE_INTERFACE` that interface's address counts.
+- With `HIVE_INTERFACE` the address of the first interface that it names counts.
 - Else we move when our address is gone, or when no peer is reached from it any more though one was at first.
 """
 
@@ -85,9 +85,9 @@ class AddressWatcher:
 
     def _other_than(self, address: str) -> str:
         """Where to go on from; "" while the address is right, or there is no other."""
-        if self._settings.interface:
+        if self._settings.interfaces:
             try:
-                found = address_of_interface(self._settings.interface)
+                found = address_of_interface(self._settings.interfaces[0])
             except ConfigurationError:
                 return ""
             return "" if found == address else found

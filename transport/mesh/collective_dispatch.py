@@ -1,6 +1,6 @@
 """Collectives that the engine carries out: whose they are, and what the engine has to know of ranks for it.
 
-It is told which connection leads to a rank whenever that changes, and that a rank is gone a moment after that is known,
+It is told which connections lead to a rank whenever that changes, and that a rank is gone a moment after that is known,
 as receives fail (`transport.mesh.inbox`): what was sent before may still wait in the engine.
 """
 
@@ -23,7 +23,7 @@ class CollectiveDispatch:
         self._peers = peers
         self._engine: Collectives | None = None
         self._running: dict[int, tuple[Collective, StepEnd, CollectiveEnd]] = {}
-        self._routes: dict[tuple[int, bool], int | None] = {}
+        self._routes: dict[tuple[int, bool], tuple[int, ...]] = {}
         self._gone: set[int] = set()
 
     def begin(self, engine: Engine) -> None:
@@ -55,6 +55,10 @@ class CollectiveDispatch:
         if self._engine is not None:
             self._engine.stop(collective)
 
+    def drain(self, timeout_s: float) -> bool:
+        """As `Collectives.drain`. From any thread."""
+        return self._engine is None or self._engine.drain(timeout_s)
+
     def progress(self, collective: int) -> tuple[int, Collection[int]]:
         """As `Collectives.progress`."""
         return (0, ()) if self._engine is None else self._engine.progress(collective)
@@ -80,10 +84,10 @@ class CollectiveDispatch:
 
     def route(self, rank: int, *, bulk: bool) -> None:
         """Connections to a rank have come or gone."""
-        connection = self._peers.route(rank, bulk=bulk)
-        if self._engine is not None and self._routes.get((rank, bulk)) != connection:
-            self._routes[rank, bulk] = connection
-            self._engine.route(rank, bulk=bulk, connection=connection)
+        connections = self._peers.routes(rank, bulk=bulk)
+        if self._engine is not None and self._routes.get((rank, bulk), ()) != connections:
+            self._routes[rank, bulk] = connections
+            self._engine.route(rank, bulk=bulk, connections=connections)
 
     def tick(self, now_s: float, gone_s: Mapping[int, float]) -> float:
         """Tell of ranks that went at these times; returns when to be called next."""

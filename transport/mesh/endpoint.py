@@ -19,6 +19,7 @@ import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 from hive_qos.errors import CancelledError, ConnectionLostError, PeerError, TransportError
 from transport.engine.base import (
@@ -39,6 +40,7 @@ from transport.mesh.collective_dispatch import CollectiveDispatch
 from transport.mesh.inbox import Inbox, ReceiveEnd, Receiving
 from transport.mesh.liveness import LivenessCheck
 from transport.mesh.outbox import SendEnd, Sending
+from transport.mesh.paths import Location, plain_locations
 from transport.mesh.peers import Dial, Gone, PeerTable, Phase
 from transport.mesh.send_dispatch import SendDispatch
 from transport.mesh.sockets import Sockets
@@ -65,6 +67,8 @@ def rank_of(tag: int) -> int:
 
 
 Ticket = Sending | Receiving
+Served: TypeAlias = tuple[int, int]
+"""The engine's endpoints of one location: compute, bulk."""
 
 
 class Endpoint:
@@ -93,11 +97,11 @@ class Endpoint:
         self._sends = SendDispatch(peers)
         self._inbox = Inbox(peers)
         self.collectives = CollectiveDispatch(peers)
-        self._attempts: dict[int, tuple[int, bool]] = {}
+        self._attempts: dict[int, Dial] = {}
         self._gone_s: dict[int, float] = {}
         self._control_number = itertools.count()
         self._engine: Engine | None = None
-        self._endpoints: dict[bool, int] = {}
+        self._endpoints: list[Served] = []
         self._early: list[Event] = []
         self.closing = False
         self.liveness = LivenessCheck(peers, self.control)
@@ -107,10 +111,10 @@ class Endpoint:
         """What we say of ourselves on every connection."""
         return {HELLO_RANK: self.rank, HELLO_GROUP: self._world}
 
-    def begin(self, engine: Engine, *, compute: int, bulk: int) -> None:
-        """Use `engine`, with these endpoints of it. Peers may have dialled them before we know them."""
+    def begin(self, engine: Engine, endpoints: Sequence[Served]) -> None:
+        """Use `engine`, with its endpoints of each location of ours. Peers may have dialled them before."""
         self._engine = engine
-        self._endpoints = {False: compute, True: bulk}
+        self._endpoints = list(endpoints)
         self._sends.begin(engine)
         self.collectives.begin(engine)
         early, self._early = self._early, []
@@ -127,10 +131,11 @@ class Endpoint:
         priority: Priority,
         order: tuple[int, int],
         on_end: SendEnd,
+        over: int | None = None,
     ) -> Sending:
         """Send one message to a rank, behind those of smaller (priority, order)."""
         bulk = priority is Priority.BULK
-        sending = Sending(rank, replace(header, job=self.job), payload, priority, on_end, bulk)
+        sending = Sending(rank, replace(header, job=self.job), payload, priority, on_end, bulk, over=over)
         self._sends.send(sending, order)
         return sending
 
@@ -148,8 +153,14 @@ class Endpoint:
         else:
             self._sends.cancel(ticket, reason)
 
-    def control(self, rank: int, message: Mapping[str, object], on_end: SendEnd | None = None) -> None:
-        """Send a small message of the transport's own to a rank, ahead of everything else."""
+    def control(
+        self, rank: int, message: Mapping[str, object], on_end: SendEnd | None = None, *, over: int | None = None
+    ) -> None:
+        """Send a small message of the transport's own to a rank, ahead of everything else.
+
+        Args:
+            over: the connection that it takes as long as that is there; None for the fastest.
+        """
         payload = memoryview(json.dumps(message).encode())
         header = Header(
             kind=Kind.CONTROL,
@@ -165,14 +176,25 @@ class Endpoint:
             priority=Priority.CONTROL,
             order=(0, 0),
             on_end=on_end or (lambda _error: None),
+            over=over,
         )
 
     def leave(self, rank: int, on_end: SendEnd) -> None:
-        """Say goodbye to a rank. The acknowledgement proves that ours of what it sent have arrived, too."""
-        self.control(rank, {"op": "leave"}, on_end)
+        """Say goodbye to a rank over each link. Its acknowledgement proves that ours of what came there arrived."""
+        connections = self.peers.routes(rank, bulk=False) or (None,)
+        waiting = len(connections)
 
-    def move(self, before: Sockets, sockets: Sockets, *, number: int) -> None:
-        """This host's address has changed, for the `number`th time: go on from these sockets, and tell everybody.
+        def ended(error: TransportError | None) -> None:
+            nonlocal waiting
+            waiting -= 1
+            if waiting == 0:
+                on_end(error)
+
+        for connection in connections:
+            self.control(rank, {"op": "leave"}, ended, over=connection)
+
+    def move(self, sockets: Sockets, *, number: int) -> None:
+        """Our first address has changed, for the `number`th time: go on from these sockets, and tell everybody.
 
         The sockets are the endpoint's from now on, also where the engine refuses them (`TransportError`) or breaks.
         """
@@ -181,25 +203,26 @@ class Endpoint:
         try:
             while waiting:
                 bulk, sock = waiting[0]
-                engine.rebind(self._endpoints[bulk], sock)
+                engine.rebind(self._endpoints[0][bulk], sock)
                 del waiting[0]
         except Exception:
             for _, sock in waiting:  # one that the engine has taken it reads from until it is closed
                 sock.close()
             raise
-        stale = self.peers.moved_here(time.monotonic(), old=before.advertise, new=sockets.advertise)
+        new = replace(
+            self.peers.own[0], address=sockets.advertise, port=sockets.compute_port, bulk_port=sockets.bulk_port
+        )
+        stale = self.peers.moved_here(time.monotonic(), new=new)
         for connection in stale:
             engine.disconnect(connection, wire_code=WireCode.NO_ERROR, reason="we have moved")
-        where = {"address": sockets.advertise, "port": sockets.compute_port, "bulk_port": sockets.bulk_port}
+        addresses = plain_locations(self.peers.told())
         for rank in self.peers.peers:
             if self.peers.error(rank) is None:
-                self.control(rank, {"op": "moved", "number": number, **where})
+                self.control(rank, {"op": "moved", "number": number, "addresses": addresses})
 
-    def peer_moved(self, rank: int, *, number: int, address: str, port: int, bulk_port: int) -> None:
+    def peer_moved(self, rank: int, *, number: int, locations: tuple[Location, ...]) -> None:
         """A rank says where it is now. What was under way to where it was is sent again."""
-        if self.peers.is_late(rank, number):
-            return
-        stale = self.peers.moved(rank, number=number, address=(address, port), bulk_address=(address, bulk_port))
+        stale = self.peers.moved(rank, number=number, locations=locations, now_s=time.monotonic())
         for connection in stale:
             self._need_engine().disconnect(connection, wire_code=WireCode.NO_ERROR, reason="you have moved")
 
@@ -262,15 +285,15 @@ class Endpoint:
     def _dial(self, engine: Engine, dial: Dial, now_s: float) -> None:
         try:
             attempt = engine.connect(
-                self._endpoints[dial.bulk],
-                self.peers.address(dial.rank, bulk=dial.bulk),
+                self._endpoints[dial.path.local][dial.bulk],
+                dial.address,
                 expected_peer=self.peers.peers[dial.rank].name,
             )
         except TransportError as error:  # an address that no socket takes, or an engine that has just ended
             _log.warning("rank %d cannot be dialled: %s", dial.rank, error)
-            self.peers.dial_failed(dial.rank, bulk=dial.bulk, now_s=now_s)
+            self.peers.dial_failed(dial, now_s=now_s)
         else:
-            self._attempts[attempt] = (dial.rank, dial.bulk)
+            self._attempts[attempt] = dial
 
     def report_gone(self, gone: Gone | None) -> None:
         """A rank is gone by what it or others say (`PeerTable.left`, `PeerTable.dead`)."""
@@ -278,25 +301,36 @@ class Endpoint:
             self._gone(gone)
 
     def first_loss(self, ranks: tuple[int, ...]) -> ConnectionLostError | None:
-        """Why the rank among `ranks` that went first is gone, or None while all of them are there."""
-        return next((self.peers.error(rank) for rank in self._gone_s if rank in ranks), None)
+        """Why the rank among `ranks` that went first is gone, one that was lost before those that said goodbye.
+
+        None while all of them are there.
+        """
+        gone = [rank for rank in self._gone_s if rank in ranks]
+        gone.sort(key=lambda rank: self.peers.peers[rank].phase is Phase.LEFT)
+        return self.peers.error(gone[0]) if gone else None
 
     # Connections.
 
     def _up(self, event: ConnectionUp) -> None:
         engine = self._need_engine()
         dialled = self._attempts.pop(event.attempt, None) if event.attempt is not None else None
-        bulk = event.endpoint == self._endpoints[True]
+        local, bulk = next(
+            (place, number == served[True])
+            for place, served in enumerate(self._endpoints)
+            for number in served
+            if number == event.endpoint
+        )
         rank = event.hello.get(HELLO_RANK)
         peer = self.peers.peers.get(rank) if isinstance(rank, int) else None
         known = peer is not None and peer.name == event.peer and event.hello.get(HELLO_GROUP) == self._world
-        if peer is None or not known or (dialled is not None and dialled[0] != rank):
+        if peer is None or not known or (dialled is not None and dialled.rank != rank):
             if dialled is not None:
-                self.peers.dial_failed(dialled[0], bulk=dialled[1], now_s=time.monotonic())
+                self.peers.dial_failed(dialled, now_s=time.monotonic())
             _log.warning("refused a connection from %s at %s: no rank of ours", event.peer, event.remote)
             engine.disconnect(event.connection, wire_code=WireCode.PEER_UNEXPECTED, reason="no rank of this group")
             return
-        if not self.peers.up(peer.rank, event.connection, bulk=bulk, dialled=event.attempt is not None):
+        address = event.remote[0] if dialled is None else dialled.address[0]
+        if not self.peers.up(peer.rank, event.connection, bulk=bulk, dialled=dialled, local=local, address=address):
             self._say_gone(peer.rank, event.connection)
             return
         self.collectives.route(peer.rank, bulk=bulk)
@@ -315,13 +349,14 @@ class Endpoint:
         reason = "the connection was closed" if event.error is None else _plain(event.error)
         evicted_by: int | None = None
         if event.attempt is not None and event.attempt in self._attempts:
-            rank, bulk = self._attempts.pop(event.attempt)
-            evicted_by = rank
-            self.peers.dial_failed(rank, bulk=bulk, now_s=now_s)
-            if isinstance(event.error, PeerError):
-                self._on_refused(rank, event.error)
+            dial = self._attempts.pop(event.attempt)
+            evicted_by = dial.rank
+            self.peers.dial_failed(dial, now_s=now_s)
+            if isinstance(event.error, PeerError) and self.peers.is_first(dial):
+                self._on_refused(dial.rank, event.error)
         if event.connection is not None:
             known = self.peers.rank_of(event.connection)
+            self._sends.forget(event.connection)
             evicted_by = known if known is not None else evicted_by
             lost = self.peers.down(event.connection, reason=reason, now_s=now_s)
             if known is not None:

@@ -27,7 +27,10 @@ AHEAD = (-1, 0)
 
 @dataclass(eq=False)
 class Sending:
-    """A send that has not ended. `operation` is the engine's, None while it waits."""
+    """A send that has not ended. `operation` is the engine's, None while it waits; it went over `connection`.
+
+    `over` is the connection that it has to take as long as that is there; None for any.
+    """
 
     rank: int
     header: Header
@@ -36,6 +39,9 @@ class Sending:
     on_end: SendEnd
     bulk: bool
     operation: int | None = None
+    over: int | None = None
+    connection: int = 0
+    sent_s: float = 0.0
     cancelled: TransportError | None = None
     ended: bool = False
 
@@ -53,18 +59,25 @@ class Outbox:
         """Queue a send."""
         heapq.heappush(self._waiting, (sending.priority, order, next(self._numbers), sending))
 
-    def pop(self) -> Sending | None:
-        """The send that may go out now, if any."""
+    def next(self) -> Sending | None:
+        """The send that may go out now, if any. It waits here until `pop`."""
         while self._waiting:
             sending = self._waiting[0][-1]
             ahead = sum(count for priority, count in self._in_flight_bytes.items() if priority <= sending.priority)
             full = ahead and ahead + sending.header.length > IN_FLIGHT_BYTES_MAX
             if full and sending.priority is not Priority.CONTROL and not sending.ended:
                 return None
-            heapq.heappop(self._waiting)
             if not sending.ended:
                 return sending
+            heapq.heappop(self._waiting)
         return None
+
+    def pop(self) -> Sending | None:
+        """Take that one out."""
+        sending = self.next()
+        if sending is not None:
+            heapq.heappop(self._waiting)
+        return sending
 
     def handed_over(self, sending: Sending, operation: int) -> None:
         """It was handed to the engine."""

@@ -10,6 +10,9 @@
 
 - Between two ranks the smaller one dials. The larger one dials too when nothing has arrived within `DIAL_OTHER_S`: one
   reachable side is enough. When both succeed, both sides prefer the connection that the smaller rank dialled.
+- Several paths may lead to a peer (`transport.mesh.paths`). They are dialled one after the other, each `STAGGER_S`
+  after the last, or as soon as that one has failed (RFC 8305). The first that answers ends this.
+- Then the smaller rank dials paths over further links, and each link has a connection. Bulk takes a path of these.
 - A lost connection that has carried a message is dialled again at once. Other attempts back off, also those that
   succeed.
 - A rank whose address changes dials everybody to whom it has no connection left, and says where it is now. A peer that
@@ -20,17 +23,24 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from hive_qos.errors import ConnectionLostError
 from transport.engine.base import Address
+from transport.mesh.paths import Link, Location, Path, is_spare, paths_between
 
 DIAL_OTHER_S = 1.0
 """How long the larger rank waits to be dialled. Three round trips of a bad link, and nobody minds waiting a second."""
 BACK_OFF_S_FIRST = 0.1
 BACK_OFF_S_MAX = 1.0
+STAGGER_S = 0.25
+"""Between attempts over one path and the next (RFC 8305, section 5)."""
+SPARE_AGAIN_S = 10.0
+"""After a further link could not be dialled, or was lost: a cable that is plugged in again is used within these."""
+SPARE_AGAIN_S_MAX = 320.0
+"""After it was lost again and again: each time, what is under way there waits for `dead_after_s`."""
 
 
 class Phase(enum.Enum):
@@ -49,10 +59,15 @@ _ENDED = (Phase.LEFT, Phase.DEAD, Phase.EVICTED)
 
 @dataclass(frozen=True)
 class Dial:
-    """Dial this rank now, and report to `up` or `dial_failed`."""
+    """Dial this rank now over this path, and report to `up` or `dial_failed`."""
 
     rank: int
     bulk: bool
+    path: Path
+
+    @property
+    def address(self) -> Address:
+        return self.path.remote.of(bulk=self.bulk)
 
 
 @dataclass(frozen=True)
@@ -67,21 +82,68 @@ Action: TypeAlias = Dial | Gone
 
 
 @dataclass
-class _Channel:
-    """The connections of one kind (compute or bulk) to one peer, and when to dial the next one."""
+class _Way:
+    """A path, and when to dial it next."""
 
-    wanted: bool
-    address: Address
+    path: Path
     next_dial_s: float
     back_off_s: float = BACK_OFF_S_FIRST
-    fresh: bool = True  # the next loss is dialled at once: nothing was lost yet since a message went through
+    rest_s: float = SPARE_AGAIN_S
     dialling: bool = False
-    connections: dict[int, bool] = field(default_factory=dict)  # connection to "the smaller rank dialled it"
+    tried: bool = False  # since the race began
 
     def wait(self, now_s: float) -> None:
         """Dial after the back-off, and longer the next time."""
         self.next_dial_s = now_s + self.back_off_s
         self.back_off_s = min(self.back_off_s * 2, BACK_OFF_S_MAX)
+
+
+@dataclass(frozen=True)
+class _Connection:
+    by_smaller: bool
+    """The smaller rank dialled it."""
+    link: Link
+    address: str
+    """The peer's."""
+
+
+@dataclass
+class _Channel:
+    """The connections of one kind (compute or bulk) to one peer, and the ways to dial more."""
+
+    wanted: bool
+    ways: list[_Way]
+    fresh: bool = True  # the next loss is dialled at once: nothing was lost yet since a message went through
+    connections: dict[int, _Connection] = field(default_factory=dict)
+    by_link: Mapping[Link, int] = field(default_factory=dict)
+    """Of each link the connection that the smaller rank dialled, the newest of several."""
+    look_s: float = 0.0
+    """Further links are looked for from then on: a peer may say as often as it likes that it has moved."""
+
+    def choose_by_link(self) -> None:
+        """After a connection has come or gone."""
+        order = sorted(self.connections.items(), key=lambda item: (item[1].by_smaller, item[0]))
+        self.by_link = {one.link: number for number, one in order}
+
+    def race(self, now_s: float) -> None:
+        """Dial one way after the other from now on."""
+        for place, way in enumerate(self.ways):
+            way.next_dial_s, way.tried = now_s + place * STAGGER_S, way.dialling
+
+    def failed(self, way: _Way, now_s: float) -> None:
+        """A way led nowhere: those that are next need not wait for it any longer."""
+        way.wait(now_s)
+        untried = [other for other in self.ways if not other.tried]
+        early_s = max(untried[0].next_dial_s - now_s, 0.0) if untried else 0.0
+        for other in untried:
+            other.next_dial_s -= early_s
+
+    def rest(self, link: Link, of: Callable[[_Way], Link], now_s: float) -> None:
+        """A link was lost while there are others. What was under way there had to wait, so longer the next time."""
+        for way in self.ways:
+            if of(way) == link:
+                way.next_dial_s = now_s + way.rest_s
+                way.rest_s = min(way.rest_s * 2, SPARE_AGAIN_S_MAX)
 
 
 @dataclass
@@ -90,6 +152,7 @@ class Peer:
 
     rank: int
     name: str
+    locations: tuple[Location, ...]
     compute: _Channel
     bulk: _Channel
     moves: int = 0
@@ -101,6 +164,15 @@ class Peer:
     def channel(self, *, bulk: bool) -> _Channel:
         return self.bulk if bulk else self.compute
 
+    @property
+    def interfaces(self) -> int:
+        """How many it has."""
+        return len({one.interface for one in self.locations})
+
+    def interface_of(self, address: str) -> int:
+        """Of one of its addresses; -1 of one that it did not tell (behind NAT)."""
+        return next((one.interface for one in self.locations if one.address == address), -1)
+
 
 @dataclass(frozen=True)
 class Contact:
@@ -108,8 +180,7 @@ class Contact:
 
     rank: int
     name: str
-    address: Address
-    bulk_address: Address
+    locations: tuple[Location, ...]
 
 
 class PeerTable:
@@ -117,24 +188,36 @@ class PeerTable:
 
     Args:
         rank: our own.
+        own: where we listen.
         contacts: everybody else.
         reconnect_s: how long a lost connection may stay lost.
         now_s: the monotonic clock.
     """
 
-    def __init__(self, rank: int, contacts: Iterable[Contact], *, reconnect_s: float, now_s: float) -> None:
+    def __init__(
+        self, rank: int, own: Sequence[Location], contacts: Iterable[Contact], *, reconnect_s: float, now_s: float
+    ) -> None:
         self._rank = rank
+        self._own = tuple(own)
+        self._interfaces = len({one.interface for one in own})
         self._reconnect_s = reconnect_s
         self._by_connection: dict[int, tuple[int, bool]] = {}
         self.peers: dict[int, Peer] = {}
         for contact in contacts:
-            wait_s = 0.0 if rank < contact.rank else DIAL_OTHER_S
-            self.peers[contact.rank] = Peer(
-                contact.rank,
-                contact.name,
-                compute=_Channel(True, contact.address, now_s + wait_s),
-                bulk=_Channel(False, contact.bulk_address, now_s),
-            )
+            compute, bulk = _Channel(True, []), _Channel(False, [])
+            peer = self.peers[contact.rank] = Peer(contact.rank, contact.name, contact.locations, compute, bulk)
+            self._find_ways(peer, now_s)
+            if rank > contact.rank:
+                compute.race(now_s + DIAL_OTHER_S)
+
+    @property
+    def own(self) -> tuple[Location, ...]:
+        """Where we listen."""
+        return self._own
+
+    def told(self) -> list[Location]:
+        """The same for the others: each address once, although we may have moved to one that we had."""
+        return list({one.address: one for one in reversed(self._own)}.values())[::-1]
 
     def due(self, now_s: float) -> list[Action]:
         """What has to be done by now."""
@@ -145,21 +228,53 @@ class PeerTable:
             if peer.phase is Phase.LOST and now_s >= peer.lost_s + self._reconnect_s:
                 actions.append(self._declare_dead(peer, f"{peer.reason}; not back after {self._reconnect_s:g} s"))
                 continue
-            for bulk, channel in ((False, peer.compute), (True, peer.bulk)):
-                if channel.wanted and not channel.connections and not channel.dialling and now_s >= channel.next_dial_s:
-                    channel.dialling = True
-                    actions.append(Dial(peer.rank, bulk))
+            for bulk in (False, True):
+                for way in self._wanted(peer, bulk=bulk):
+                    if now_s >= way.next_dial_s:
+                        way.dialling = way.tried = True
+                        actions.append(Dial(peer.rank, bulk, way.path))
         return actions
 
-    def up(self, rank: int, connection: int, *, bulk: bool, dialled: bool) -> bool:
-        """A connection to `rank` came up; whether it is wanted (not from a rank that is gone)."""
+    def _wanted(self, peer: Peer, *, bulk: bool) -> list[_Way]:
+        """The ways that are to be dialled, each at its time."""
+        channel = peer.channel(bulk=bulk)
+        if not channel.wanted:
+            return []
+        if not channel.connections:
+            idle = [way for way in channel.ways if not way.dialling]
+            links = peer.compute.by_link if bulk else {}
+            return [way for way in idle if self._link(peer, way.path) in links] or idle
+        own, theirs = self._interfaces, peer.interfaces
+        if bulk or self._rank > peer.rank or len(channel.by_link) >= max(own, theirs) or self._on_this_host(peer):
+            return []
+        idle = [way for way in channel.ways if not way.dialling]
+        in_use = set(channel.by_link) | {self._link(peer, way.path) for way in channel.ways if way.dialling}
+        return [way for way in idle if is_spare(self._link(peer, way.path), in_use=in_use, own=own, theirs=theirs)][:1]
+
+    def _link(self, peer: Peer, path: Path) -> Link:
+        return self._own[path.local].interface, peer.interface_of(path.remote.address)
+
+    def _on_this_host(self, peer: Peer) -> bool:
+        ours = {one.address for one in self._own}
+        return any(one.address in ours for one in peer.compute.connections.values())
+
+    def up(self, rank: int, connection: int, *, bulk: bool, dialled: Dial | None, local: int, address: str) -> bool:
+        """A connection to `rank` came up; whether it is wanted (not from a rank that is gone).
+
+        Args:
+            dialled: what `due` asked for; None where the peer dialled.
+            local: which of our locations it is of.
+            address: the peer's.
+        """
         peer = self.peers[rank]
         channel = peer.channel(bulk=bulk)
-        if dialled:
-            channel.dialling = False
+        if dialled is not None and (way := self._way(dialled)) is not None:
+            way.dialling = False
         if peer.phase in _ENDED:
             return False
-        channel.connections[connection] = (self._rank < rank) == dialled
+        link = self._own[local].interface, peer.interface_of(address)
+        channel.connections[connection] = _Connection((self._rank < rank) == (dialled is not None), link, address)
+        channel.choose_by_link()
         channel.wanted = True
         self._by_connection[connection] = (rank, bulk)
         if not bulk:
@@ -169,15 +284,30 @@ class PeerTable:
     def delivered(self, rank: int, *, bulk: bool) -> None:
         """A message went through: a loss of this connection is dialled again at once."""
         channel = self.peers[rank].channel(bulk=bulk)
-        channel.back_off_s = BACK_OFF_S_FIRST
+        for way in channel.ways:
+            way.back_off_s = BACK_OFF_S_FIRST
         channel.fresh = True
 
-    def dial_failed(self, rank: int, *, bulk: bool, now_s: float) -> None:
+    def dial_failed(self, dial: Dial, *, now_s: float) -> None:
         """An attempt that `due` asked for came to nothing."""
-        peer = self.peers[rank]
-        channel = peer.channel(bulk=bulk)
-        channel.dialling = False
-        channel.wait(now_s)
+        way = self._way(dial)
+        if way is None:
+            return
+        way.dialling = False
+        channel = self.peers[dial.rank].channel(bulk=dial.bulk)
+        if channel.connections:
+            way.next_dial_s = now_s + SPARE_AGAIN_S
+        else:
+            channel.failed(way, now_s)
+
+    def is_first(self, dial: Dial) -> bool:
+        """Whether a dial went where the peer is if it is anywhere. At its other addresses may be somebody else."""
+        return dial.path.remote == self.peers[dial.rank].locations[0]
+
+    def _way(self, dial: Dial) -> _Way | None:
+        """The way that was dialled; None where the peer or we have moved since."""
+        ways = self.peers[dial.rank].channel(bulk=dial.bulk).ways
+        return next((way for way in ways if way.path == dial.path), None)
 
     def down(self, connection: int, *, reason: str, now_s: float) -> int | None:
         """A connection ended. Returns its rank when that has no other of the kind left."""
@@ -186,21 +316,24 @@ class PeerTable:
         rank, bulk = self._by_connection.pop(connection)
         peer = self.peers[rank]
         channel = peer.channel(bulk=bulk)
-        channel.connections.pop(connection, None)
+        ended = channel.connections.pop(connection)
+        channel.choose_by_link()
         if channel.connections:
+            channel.rest(ended.link, lambda way: self._link(peer, way.path), now_s)
             return None
         if channel.fresh:
             channel.fresh = False
-            channel.next_dial_s = now_s
+            channel.race(now_s)
         else:
-            channel.wait(now_s)
+            for place, way in enumerate(channel.ways):
+                way.wait(now_s + place * STAGGER_S)
         if not bulk and peer.phase is Phase.UP:
             peer.phase = Phase.LOST
             peer.lost_s = now_s
             peer.reason = reason
         return rank
 
-    def moved(self, rank: int, *, number: int, address: Address, bulk_address: Address) -> list[int]:
+    def moved(self, rank: int, *, number: int, locations: tuple[Location, ...], now_s: float) -> list[int]:
         """A rank says where it is reached from now on, and that it has said so `number` times.
 
         Returns:
@@ -210,34 +343,48 @@ class PeerTable:
         if self.is_late(rank, number):
             return []
         peer.moves = number
-        stale: list[int] = []
-        for channel, new in ((peer.compute, address), (peer.bulk, bulk_address)):
-            if channel.address != new:
-                channel.address = new
-                ours = self._rank < rank
-                stale += [connection for connection, by_smaller in channel.connections.items() if by_smaller == ours]
-        return stale
+        peer.locations = locations
+        self._find_ways(peer, now_s)
+        there = {one.address for one in locations}
+        ours = self._rank < rank
+        return [
+            connection
+            for channel in (peer.compute, peer.bulk)
+            for connection, one in channel.connections.items()
+            if one.by_smaller == ours and one.address not in there
+        ]
+
+    def _find_ways(self, peer: Peer, now_s: float) -> None:
+        """After one side has moved. Attempts under way are left to themselves."""
+        paths = paths_between(self._own, peer.locations)
+        for channel in (peer.compute, peer.bulk):
+            channel.ways = [_Way(path, now_s) for path in paths]
+            begin_s = max(now_s, channel.look_s) if channel.connections else now_s
+            channel.race(begin_s)
+            channel.look_s = begin_s + SPARE_AGAIN_S
 
     def is_late(self, rank: int, number: int) -> bool:
         """Whether a rank says that of a move which we know of, or of one before: it was sent again."""
         return number <= self.peers[rank].moves
 
-    def moved_here(self, now_s: float, *, old: str, new: str) -> list[int]:
-        """The address that we tell the others has changed: dial those to whom there is no connection at once.
+    def moved_here(self, now_s: float, *, new: Location) -> list[int]:
+        """The first of our locations is another one: dial those to whom there is no connection at once.
 
         Ranks of the same host had the old address too, and move with it, each by itself.
 
         Returns:
             The connections to those: nobody is at their other ends any more.
         """
+        same = next((one.interface for one in self._own[1:] if one.address == new.address), new.interface)
+        old, self._own = self._own[0], (replace(new, interface=same), *self._own[1:])
+        self._interfaces = len({one.interface for one in self._own})
         stale: list[int] = []
         for peer in self.peers.values():
+            if peer.locations[0].address == old.address != new.address:
+                peer.locations = (replace(peer.locations[0], address=new.address), *peer.locations[1:])
+                stale += self.connections(peer.rank)
+            self._find_ways(peer, now_s)
             for channel in (peer.compute, peer.bulk):
-                if channel.address[0] == old != new:
-                    channel.address = (new, channel.address[1])
-                    stale += channel.connections
-                channel.next_dial_s = min(channel.next_dial_s, now_s)
-                channel.back_off_s = BACK_OFF_S_FIRST
                 channel.fresh = True
         return stale
 
@@ -262,22 +409,24 @@ class PeerTable:
         peer = self.peers[rank]
         return [*peer.compute.connections, *peer.bulk.connections]
 
+    def routes(self, rank: int, *, bulk: bool) -> tuple[int, ...]:
+        """The connections to send over, one a link: the one that the smaller rank dialled, the newest of several."""
+        return tuple(self.peers[rank].channel(bulk=bulk).by_link.values())
+
     def route(self, rank: int, *, bulk: bool) -> int | None:
-        """The connection to send over: the one that the smaller rank dialled, the newest of several."""
-        peer = self.peers[rank]
-        connections = peer.channel(bulk=bulk).connections
-        preferred = [connection for connection, by_smaller in connections.items() if by_smaller]
-        return max(preferred or connections, default=None)
+        """One of the connections to send over."""
+        return min(self.routes(rank, bulk=bulk), default=None)
 
     def rank_of(self, connection: int) -> int | None:
         """The rank at the other end."""
         known = self._by_connection.get(connection)
         return None if known is None else known[0]
 
-    def address(self, rank: int, *, bulk: bool) -> Address:
-        """Where to dial."""
+    def address(self, rank: int) -> str:
+        """Where gradients to a rank go."""
         peer = self.peers[rank]
-        return peer.channel(bulk=bulk).address
+        route = self.route(rank, bulk=False)
+        return peer.locations[0].address if route is None else peer.compute.connections[route].address
 
     def missing(self) -> list[int]:
         """Ranks that have never been connected."""
@@ -295,11 +444,7 @@ class PeerTable:
                 continue
             if peer.phase is Phase.LOST:
                 times.append(peer.lost_s + self._reconnect_s)
-            times.extend(
-                channel.next_dial_s
-                for channel in (peer.compute, peer.bulk)
-                if channel.wanted and not channel.connections and not channel.dialling
-            )
+            times.extend(way.next_dial_s for bulk in (False, True) for way in self._wanted(peer, bulk=bulk))
         return min(times)
 
     def _end(self, rank: int, phase: Phase, reason: str) -> Gone | None:

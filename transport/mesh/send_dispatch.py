@@ -2,6 +2,7 @@
 
 - A send waits in the peer's outbox until not too much is in flight to it. It is done when the peer's stack has
   acknowledged it.
+- Where several links lead to the peer, each message takes the one over which it is through first.
 - What was not acknowledged when its connection was lost is sent again over the next one.
 - When a rank is gone, every send to it that the engine does not have yet fails at once. After a goodbye, one in flight
   fails after `GRACE_S`: the peer may have taken it, and its acknowledgement may come after the goodbye.
@@ -10,13 +11,17 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 
 from hive_qos.errors import ConnectionLostError, TransportError
 from transport.engine.base import Engine
 from transport.mesh.inbox import GRACE_S
 from transport.mesh.outbox import AHEAD, Outbox, Sending
+from transport.mesh.path_choice import PathLoads
 from transport.mesh.peers import PeerTable, Phase
+
+RTT_VALID_S = 0.1
 
 _log = logging.getLogger("transport.mesh.send_dispatch")
 
@@ -30,10 +35,24 @@ class SendDispatch:
         self._open: dict[int, Sending] = {}
         self._later: list[Callable[[], None]] = []
         self._engine: Engine | None = None
+        self._loads = PathLoads(self._round_trips)
+        self._rtt_s: dict[int, float] = {}
+        self._rtt_until_s = 0.0
 
     def begin(self, engine: Engine) -> None:
         """Use `engine`."""
         self._engine = engine
+
+    def forget(self, connection: int) -> None:
+        """It has ended, and with it what was under way there."""
+        self._loads.forget(connection)
+
+    def _round_trips(self, now_s: float) -> Mapping[int, float]:
+        """The shortest of each connection; engines tell them ten times a second."""
+        if now_s >= self._rtt_until_s:
+            self._rtt_until_s = now_s + RTT_VALID_S
+            self._rtt_s = {number: one.rtt_s_min for number, one in self._need_engine().statistics().items()}
+        return self._rtt_s
 
     def send(self, sending: Sending, order: tuple[int, int]) -> None:
         """Begin one, behind those of smaller (priority, order)."""
@@ -57,17 +76,24 @@ class SendDispatch:
     def pump(self, rank: int, *, bulk: bool) -> None:
         """Hand waiting sends to the engine, as many as may be under way at once."""
         outbox = self._outboxes.get((rank, bulk))
-        connection = self._peers.route(rank, bulk=bulk)
-        if outbox is None or connection is None:
+        connections = self._peers.routes(rank, bulk=bulk)
+        if outbox is None or not connections:
             return
         engine = self._need_engine()
-        while (sending := outbox.pop()) is not None:
+        while (sending := outbox.next()) is not None:
+            usable = (sending.over,) if sending.over in connections else connections
+            connection = self._loads.choose(usable, sending.header.length, now_s=time.monotonic())
+            if connection is None:
+                return
+            outbox.pop()
             try:
                 operation = engine.send(connection, sending.header, sending.payload, priority=sending.priority)
             except TransportError as error:  # it has just ended
                 self._end_later(sending, error)
                 continue
             outbox.handed_over(sending, operation)
+            sending.connection, sending.sent_s = connection, time.monotonic()
+            self._loads.sent(connection, sending.header.length)
             self._open[operation] = sending
 
     def knows(self, operation: int) -> bool:
@@ -80,6 +106,13 @@ class SendDispatch:
         if sending is None:
             return
         self._outboxes[sending.rank, sending.bulk].ended(operation)
+        self._loads.landed(
+            sending.connection,
+            sending.header.length,
+            sent_s=sending.sent_s,
+            now_s=time.monotonic(),
+            well=error is None,
+        )
         if error is None:
             self._peers.delivered(sending.rank, bulk=sending.bulk)
         gone = self._peers.error(sending.rank)

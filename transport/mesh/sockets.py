@@ -1,4 +1,9 @@
-"""The two UDP sockets of an endpoint, compute and bulk, and the address at which the others reach them."""
+"""The UDP sockets of an endpoint, compute and bulk, of each address at which the others reach it.
+
+The first pair follows the routes of this host. Further pairs are for its other addresses, each bound to its interface
+(SO_BINDTODEVICE, socket(7), which needs Linux 5.7 without privileges): its packets are on a link of their own, also
+where the usual route leads over the first interface.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +11,14 @@ import contextlib
 import ipaddress
 import os
 import socket
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import psutil
 
 from hive_qos.errors import ConfigurationError
+from transport.mesh.paths import LOCATIONS_MAX, Location, is_usable
 from transport.settings import Settings
 
 BUFFER_BYTES = 4 * 2**20
@@ -21,11 +29,12 @@ DOCUMENTATION_ADDRESS = "192.0.2.1"
 
 @dataclass(frozen=True)
 class Sockets:
-    """Bound, non-blocking sockets and what to tell the others."""
+    """Bound, non-blocking sockets and what to tell the others. `interface` is the name of theirs, "" if not known."""
 
     compute: socket.socket
     bulk: socket.socket
     advertise: str
+    interface: str = ""
 
     @property
     def compute_port(self) -> int:
@@ -34,6 +43,10 @@ class Sockets:
     @property
     def bulk_port(self) -> int:
         return int(self.bulk.getsockname()[1])
+
+    def close(self) -> None:
+        self.compute.close()
+        self.bulk.close()
 
 
 def open_sockets(settings: Settings, *, hint: str = "") -> Sockets:
@@ -58,6 +71,38 @@ def open_sockets(settings: Settings, *, hint: str = "") -> Sockets:
     return Sockets(compute, bulk, advertise)
 
 
+def open_all_sockets(settings: Settings, *, hint: str = "") -> tuple[Sockets, ...]:
+    """The sockets of `open_sockets`, and a pair for each other address of this host, at most LOCATIONS_MAX in all.
+
+    With `HIVE_LISTEN` or `HIVE_ADVERTISE` there is one pair, with `HIVE_INTERFACE` those of the interfaces in it.
+
+    Raises:
+        ConfigurationError: the first pair cannot be bound. Others that cannot be are left out.
+    """
+    first = open_sockets(settings, hint=hint)
+    if settings.listen or settings.advertise:
+        return (first,)
+    found = [first]
+    interfaces = psutil.net_if_addrs()
+    for name, address in _other_addresses(settings, first.advertise, interfaces):
+        if len(found) == LOCATIONS_MAX:
+            break
+        with contextlib.suppress(ConfigurationError):  # it has just gone, or is not ready yet
+            found.append(_open_on(name, address, first))
+    if len(found) == 1:
+        return (first,)
+    home = next((name for name, known in interfaces.items() if first.advertise in [one.address for one in known]), "")
+    return (replace(first, interface=home), *found[1:])
+
+
+def locations_of(pairs: Sequence[Sockets]) -> tuple[Location, ...]:
+    """What to tell the others of sockets."""
+    interfaces = list(dict.fromkeys(pair.interface for pair in pairs))
+    return tuple(
+        Location(interfaces.index(pair.interface), pair.advertise, pair.compute_port, pair.bulk_port) for pair in pairs
+    )
+
+
 def reopen_sockets(before: Sockets, *, address: str, advertise: str) -> Sockets:
     """Bind both sockets to another address of this host, to the same ports where those are free there.
 
@@ -75,7 +120,7 @@ def reopen_sockets(before: Sockets, *, address: str, advertise: str) -> Sockets:
             for sock in bound:
                 sock.close()
             raise
-    return Sockets(bound[0], bound[1], advertise)
+    return Sockets(bound[0], bound[1], advertise, before.interface)
 
 
 def is_ours(address: str) -> bool:
@@ -85,15 +130,6 @@ def is_ours(address: str) -> bool:
     except ConfigurationError:
         return False
     return True
-
-
-def is_reachable(address: str, *ports: int) -> bool:
-    """Whether what a peer says of itself is a literal address and ports that can be dialled."""
-    try:
-        ipaddress.ip_address(address)
-    except ValueError:
-        return False
-    return all(0 < port < 65536 for port in ports)
 
 
 def _bind(address: str, port: int) -> socket.socket:
@@ -110,9 +146,41 @@ def _bind(address: str, port: int) -> socket.socket:
     return sock
 
 
+def _open_on(name: str, address: str, like: Sockets) -> Sockets:
+    """A pair for another address, at the ports of the first pair where those are free."""
+    pair = replace(reopen_sockets(like, address=address, advertise=address), interface=name)
+    try:
+        for sock in (pair.compute, pair.bulk):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, name.encode())
+    except OSError as error:
+        pair.close()
+        raise ConfigurationError("HIVE_INTERFACE", name, f"cannot bind to it: {error.strerror}") from error
+    return pair
+
+
+def _other_addresses(
+    settings: Settings, first: str, interfaces: Mapping[str, Sequence[Any]]
+) -> Iterator[tuple[str, str]]:
+    """Interfaces and addresses of ours beside the first one: of each interface that is up one of either family.
+
+    No loopback, and no tunnel (it carries no broadcast): its packets go over another interface of ours.
+    """
+    states = psutil.net_if_stats()
+    for name, addresses in interfaces.items():
+        state = states.get(name)
+        if settings.interfaces and name not in settings.interfaces:
+            continue
+        if state is None or not state.isup or "broadcast" not in state.flags:
+            continue
+        for family in (socket.AF_INET, socket.AF_INET6):
+            usable = [str(one.address) for one in addresses if one.family == family and is_usable(one.address)]
+            if usable and first not in usable:
+                yield name, usable[0]
+
+
 def _own_address(settings: Settings, hint: str) -> str:
-    if settings.interface:
-        return address_of_interface(settings.interface)
+    if settings.interfaces:
+        return address_of_interface(settings.interfaces[0])
     for target in (hint, os.environ.get("MASTER_ADDR", ""), DOCUMENTATION_ADDRESS):
         if target and (address := address_towards(target)):
             return address

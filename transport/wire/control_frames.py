@@ -44,6 +44,8 @@ class HelloKey(enum.IntEnum):
     LIMITS = 4
     JOB = 5
     RUN = 6
+    MEETING_PLACE = 7
+    """Of this host alone: the abstract Unix socket at which a peer asks for shared memory."""
 
 
 class LimitKey(enum.IntEnum):
@@ -115,7 +117,7 @@ def check_hello(fields: Mapping[int, Any]) -> None:
     features = fields.get(HelloKey.FEATURES, [])
     if type(features) is not list or len(features) > FEATURES_MAX or not all(type(name) is str for name in features):
         raise WireError(WireCode.HELLO_INVALID, "features is not a list of at most 64 texts")
-    for key in (HelloKey.NODE, HelloKey.ENGINE, HelloKey.JOB):
+    for key in (HelloKey.NODE, HelloKey.ENGINE, HelloKey.JOB, HelloKey.MEETING_PLACE):
         text = fields.get(key, "")
         if type(text) is not str or len(text.encode("utf-8", "surrogatepass")) > TEXT_BYTES_MAX:
             raise WireError(WireCode.HELLO_INVALID, f"{key.name.lower()} is not a text of at most 256 bytes")

@@ -2,29 +2,34 @@
 //!
 //! Everything here happens in that task, one thing after another: what Python asks for and what the network has done come
 //! through one channel. A step begins when those before it are done. Sends and receives are messages as any others are;
-//! reductions, copies and codecs run here, at most a chunk each, behind whatever keeps the network busy.
+//! reductions, copies and codecs run here, at most a chunk each, behind whatever keeps the network busy, the urgent first.
 //!
-//! What Python decides, for it knows the ranks: which connection leads to one now, when one is gone, and what comes of a
+//! What Python decides, for it knows the ranks: which connections lead to one now, when one is gone, and what comes of a
 //! step that fails. A lost connection fails nothing: what it carried is sent again over the next one, and what was to come
 //! over it is waited for again. Any other failure is told, and Python ends the collective, now or after a while.
+//!
+//! What every rank waits for, such as an all-reduce, does not wait for acknowledgements of small messages (`unacknowledged`).
 //!
 //! Python is told the end of a collective by the last that holds its memory (`Run`).
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::{Arc, Mutex, Weak};
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::sleep;
 
+use super::commands::{Collectives, Command, Way};
+use super::path_choice::{PathLoad, choose};
 use super::progress::Progress;
 use super::run::Run;
 use super::schedule::{Kind, Step};
 use super::send_queue::{SendQueue, Sending};
+use super::unacknowledged::Unacknowledged;
 use crate::events::{Event, Failure, OWN_OPERATION};
 use crate::matching::queues::Post;
-use crate::runtime::locks::locked;
+use crate::quic::send_scheduler::LEVELS;
 use crate::session::context::Registry;
 use crate::session::engine::Engine;
 use crate::session::transmit::Message;
@@ -33,75 +38,15 @@ use crate::wire::{Header, encode_header};
 /// What a rank that is gone has sent before may still lie unread in its connection, as in `transport/mesh/inbox.py`.
 const GRACE: Duration = Duration::from_millis(300);
 
-/// A rank of the endpoint, over connections for bulk or others.
-type Way = (u32, bool);
-
-enum Command {
-    Start(Arc<Run>),
-    Stop(u64),
-    Route(Way, Option<u64>),
-    Gone(u32),
-    Ended(Box<Event>),
-}
-
-/// An engine's collectives, as Python's side asks for them.
-pub struct Collectives {
-    commands: UnboundedSender<Command>,
-    running: Mutex<HashMap<u64, Weak<Run>>>,
-}
-
-impl Collectives {
-    /// Begin the task, on the engine's first thread.
-    pub fn begin(engine: &Arc<Engine>) -> Self {
-        let (commands, received) = unbounded_channel();
-        let ended = commands.clone();
-        engine.context.events.tell_own(move |event| {
-            let _ = ended.send(Command::Ended(Box::new(event))); // the engine has ended, and every collective with it
-        });
-        engine.spawn(InFlight::new(engine.clone()).run(received));
-        Self {
-            commands,
-            running: Mutex::default(),
-        }
-    }
-
-    /// Carry out a collective. False where the engine has ended: nobody will be told how it ends.
-    pub fn start(&self, run: Run) -> bool {
-        let (number, run) = (run.call.number, Arc::new(run));
-        let mut running = locked(&self.running);
-        running.retain(|_, run| run.strong_count() > 0);
-        running.insert(number, Arc::downgrade(&run));
-        drop(running);
-        run.begin();
-        let sent = self.commands.send(Command::Start(run));
-        if let Err(refused) = &sent
-            && let Command::Start(run) = &refused.0
-        {
-            run.never_began();
-        }
-        sent.is_ok()
-    }
-
-    /// End a collective early; what it has under way is cancelled.
-    pub fn stop(&self, number: u64) {
-        let _ = self.commands.send(Command::Stop(number));
-    }
-
-    /// Send over this connection what is for a rank from now on, or wait for another one.
-    pub fn route(&self, rank: u32, bulk: bool, connection: Option<u64>) {
-        let _ = self.commands.send(Command::Route((rank, bulk), connection));
-    }
-
-    /// A rank is gone: fail whatever waits for it.
-    pub fn gone(&self, rank: u32) {
-        let _ = self.commands.send(Command::Gone(rank));
-    }
-
-    /// How many payload bytes a collective has sent and received, and the ranks of the group that it waits for.
-    pub fn progress(&self, number: u64) -> Option<(u64, Vec<u32>)> {
-        let run = locked(&self.running).get(&number)?.upgrade()?;
-        Some((run.bytes_done(), run.waits_for()))
-    }
+/// Begin the task, on the engine's first thread.
+pub fn begin(engine: &Arc<Engine>) -> Collectives {
+    let (commands, received) = unbounded_channel();
+    let ended = commands.clone();
+    engine.context.events.tell_own(move |event| {
+        let _ = ended.send(Command::Ended(Box::new(event))); // the engine has ended, and every collective with it
+    });
+    engine.spawn(InFlight::new(engine.clone()).run(received));
+    Collectives::new(commands)
 }
 
 struct Active {
@@ -112,11 +57,19 @@ struct Active {
     stopped: bool,
 }
 
-/// Which step an operation of the engine is; and where it sends, how and over which connection.
+/// Which step an operation of the engine is.
 struct Operation {
     collective: u64,
     step: u32,
-    sent: Option<(Way, Sending, u64)>,
+    sent: Option<Sent>,
+}
+
+/// Where an operation sends, how, over which connection and since when.
+struct Sent {
+    way: Way,
+    sending: Sending,
+    connection: u64,
+    at: Instant,
 }
 
 struct InFlight {
@@ -125,9 +78,15 @@ struct InFlight {
     operations: HashMap<u64, Operation>,
     next_operation: u64,
     queues: HashMap<Way, SendQueue>,
-    routes: HashMap<Way, u64>,
+    /// The connections to a rank, each over a link of its own.
+    routes: HashMap<Way, Vec<u64>>,
+    loads: HashMap<u64, PathLoad>,
     gone: HashSet<u32>,
-    computations: VecDeque<(u64, u32)>,
+    /// Of each level, in the order in which they could begin.
+    computations: [VecDeque<(u64, u32)>; LEVELS],
+    unacknowledged: Unacknowledged,
+    /// Steps that were sent and are done without an acknowledgement.
+    handed_over: VecDeque<(u64, u32)>,
 }
 
 impl InFlight {
@@ -139,8 +98,11 @@ impl InFlight {
             next_operation: OWN_OPERATION,
             queues: HashMap::new(),
             routes: HashMap::new(),
+            loads: HashMap::new(),
             gone: HashSet::new(),
-            computations: VecDeque::new(),
+            computations: Default::default(),
+            unacknowledged: Unacknowledged::default(),
+            handed_over: VecDeque::new(),
         }
     }
 
@@ -150,8 +112,9 @@ impl InFlight {
             while let Ok(command) = commands.try_recv() {
                 self.take(command);
             }
-            if let Some((collective, step)) = self.computations.pop_front() {
+            if let Some((collective, step)) = self.computations.iter_mut().find_map(VecDeque::pop_front) {
                 self.compute(collective, step);
+                self.end_handed_over();
                 tokio::task::yield_now().await;
                 continue;
             }
@@ -167,15 +130,32 @@ impl InFlight {
         match command {
             Command::Start(run) => self.start(run),
             Command::Stop(number) => self.stop(number),
-            Command::Route(way, connection) => {
-                match connection {
-                    Some(connection) => self.routes.insert(way, connection),
-                    None => self.routes.remove(&way),
-                };
+            Command::Routes(way, connections) => {
+                self.routes.insert(way, connections);
+                let in_use: HashSet<u64> = self.routes.values().flatten().copied().collect();
+                self.loads
+                    .retain(|connection, load| in_use.contains(connection) || !load.idle());
                 self.pump(way);
             }
             Command::Gone(rank) => self.rank_gone(rank),
+            Command::Drain(drained) => self.unacknowledged.drain(drained),
             Command::Ended(event) => self.ended(*event),
+        }
+        self.end_handed_over();
+    }
+
+    fn end_handed_over(&mut self) {
+        while let Some((collective, step)) = self.handed_over.pop_front() {
+            self.done(collective, step);
+        }
+    }
+
+    /// A step that was sent is done.
+    fn done(&mut self, number: u64, index: u32) {
+        if let Some(active) = self.active.get_mut(&number).filter(|active| !active.stopped) {
+            active.run.settled(&active.run.schedule.steps[index as usize], true);
+            active.progress.done(index);
+            self.advance(number);
         }
     }
 
@@ -244,7 +224,7 @@ impl InFlight {
                     self.post(&run, index, step);
                 }
                 Kind::Reduce { .. } | Kind::Copy | Kind::Encode(_) | Kind::Decode(_) => {
-                    self.computations.push_back((number, index))
+                    self.computations[run.call.level].push_back((number, index))
                 }
             }
         }
@@ -285,45 +265,83 @@ impl InFlight {
         if self.gone.contains(&way.0) {
             return self.refuse(way);
         }
-        while let Some(connection) = self.routes.get(&way).copied() {
+        while let Some(next) = self.queues.get(&way).and_then(SendQueue::next) {
+            let Some(connection) = self.route_of(way, next.bytes) else {
+                return;
+            };
             let Some(sending) = self.queues.get_mut(&way).and_then(SendQueue::pop) else {
                 return;
             };
-            let active = self
-                .active
-                .get(&sending.collective)
-                .expect("what waits is withdrawn with it");
-            let run = active.run.clone();
-            let step = &run.schedule.steps[sending.step as usize];
-            let operation = self.open(sending.collective, sending.step, Some((way, sending, connection)));
-            let Some(header) = encode_header(&run.header(step)) else {
-                self.engine.context.events.push(Event::Failed {
-                    operation,
-                    failure: Failure::Peer {
-                        peer: run.peer(step).name.clone(),
-                        reason: "the message's header is outside its bounds".to_owned(),
-                        code: 0,
-                    },
-                });
-                continue;
+            self.loads.entry(connection).or_default().sent(sending.bytes);
+            let operation = self.next_operation;
+            let message = self.message(operation, &sending);
+            let sent = Sent {
+                way,
+                sending,
+                connection,
+                at: Instant::now(),
             };
-            let message = Message {
-                operation,
-                header: Bytes::from(header),
-                payload: run.payload(step),
-                level: run.call.level,
-                deadline: None,
+            self.open(sending.collective, sending.step, Some(sent));
+            match message {
+                Ok(message) => self.engine.send(connection, message),
+                Err(failure) => self.engine.context.events.push(Event::Failed { operation, failure }),
             };
-            self.engine.send(connection, message);
         }
     }
 
-    fn open(&mut self, collective: u64, step: u32, sent: Option<(Way, Sending, u64)>) -> u64 {
+    /// The connection over which a message to a rank goes now.
+    fn route_of(&self, way: Way, bytes: u64) -> Option<u64> {
+        let connections = self.routes.get(&way)?;
+        if let [only] = connections[..] {
+            return Some(only);
+        }
+        let paths = connections.iter().filter_map(|connection| {
+            let load = self.loads.get(connection).copied().unwrap_or_default();
+            Some((*connection, load, self.rtt(*connection)?))
+        });
+        choose(paths, bytes, Instant::now())
+    }
+
+    /// The shortest round trip of a connection, as long as it lives.
+    fn rtt(&self, connection: u64) -> Option<Duration> {
+        Some(self.engine.session(connection)?.measure.read().rtt_min)
+    }
+
+    fn message(&mut self, operation: u64, sending: &Sending) -> Result<Message, Failure> {
+        if let Some(again) = self.unacknowledged.again(sending, operation) {
+            return Ok(again);
+        }
+        let active = self.active.get(&sending.collective);
+        let run = active.expect("what waits is withdrawn with it").run.clone();
+        let step = &run.schedule.steps[sending.step as usize];
+        let header = encode_header(&run.header(step)).ok_or_else(|| Failure::Peer {
+            peer: run.peer(step).name.clone(),
+            reason: "the message's header is outside its bounds".to_owned(),
+            code: 0,
+        })?;
+        let copied = run.copies(step);
+        let message = Message {
+            operation,
+            header: Bytes::from(header),
+            payload: if copied { run.copy(step) } else { run.payload(step) },
+            level: run.call.level,
+            deadline: None,
+        };
+        if copied {
+            self.unacknowledged.keep(sending, &message);
+            self.handed_over.push_back((sending.collective, sending.step));
+        }
+        Ok(message)
+    }
+
+    fn open(&mut self, collective: u64, step: u32, sent: Option<Sent>) -> u64 {
         let number = self.next_operation;
         self.next_operation += 1;
         let operation = Operation { collective, step, sent };
         self.operations.insert(number, operation);
-        if let Some(active) = self.active.get_mut(&collective) {
+        if !self.unacknowledged.has(collective, step)
+            && let Some(active) = self.active.get_mut(&collective)
+        {
             active.open.insert(number);
         }
         number
@@ -337,13 +355,27 @@ impl InFlight {
         else {
             return;
         };
-        if let Some((way, sending, _)) = &operation.sent
-            && let Some(queue) = self.queues.get_mut(way)
+        if let Some(Sent {
+            way,
+            sending,
+            connection,
+            at,
+        }) = &operation.sent
         {
-            queue.landed(sending);
+            if let Some(queue) = self.queues.get_mut(way) {
+                queue.landed(sending);
+            }
+            let (rtt, well) = (self.rtt(*connection), matches!(event, Event::SendDone(_)));
+            if let Some(load) = self.loads.get_mut(connection) {
+                load.landed(sending.bytes, *at, rtt.unwrap_or_default(), Instant::now(), well);
+            }
         }
-        self.step_ended(number, &operation, event);
-        if let Some((way, ..)) = operation.sent {
+        if self.unacknowledged.has(operation.collective, operation.step) {
+            self.copy_ended(&operation, event);
+        } else {
+            self.step_ended(number, &operation, event);
+        }
+        if let Some(Sent { way, .. }) = operation.sent {
             self.pump(way);
         }
     }
@@ -376,6 +408,26 @@ impl InFlight {
         }
     }
 
+    /// A message whose step was done when it was handed over is acknowledged, lost or refused.
+    fn copy_ended(&mut self, operation: &Operation, event: Event) {
+        let failure = match event {
+            Event::Failed { failure, .. } => Some(failure),
+            _ => None,
+        };
+        if let (Some(Failure::Lost { .. }), Some(Sent { way, .. })) = (&failure, &operation.sent)
+            && !self.engine.over()
+            && !self.gone.contains(&way.0)
+        {
+            return self.send_again(operation);
+        }
+        self.unacknowledged.settled(operation.collective, operation.step);
+        let active = self.active.get(&operation.collective);
+        if let (Some(failure), Some(active)) = (failure, active.filter(|active| !active.stopped)) {
+            let run = active.run.clone();
+            self.tell(&run, &run.schedule.steps[operation.step as usize], Some(failure), None);
+        }
+    }
+
     fn failed(&mut self, run: &Arc<Run>, operation: &Operation, step: &Step, failure: Failure) {
         let lost = matches!(failure, Failure::Lost { .. });
         if !lost || self.engine.over() || self.gone.contains(&run.peer(step).rank) {
@@ -384,17 +436,29 @@ impl InFlight {
         }
         match &operation.sent {
             None => self.post(run, operation.step, step),
-            Some((way, sending, connection)) => {
-                if self.routes.get(way) == Some(connection) {
-                    self.routes.remove(way);
-                }
-                let again = Sending {
-                    fresh: false,
-                    ..*sending
-                };
-                self.queues.entry(*way).or_default().push(again);
-            }
+            Some(_) => self.send_again(operation),
         }
+    }
+
+    /// Its connection is lost: over the next one.
+    fn send_again(&mut self, operation: &Operation) {
+        let Some(Sent {
+            way,
+            sending,
+            connection,
+            ..
+        }) = &operation.sent
+        else {
+            return;
+        };
+        if let Some(connections) = self.routes.get_mut(way) {
+            connections.retain(|one| one != connection);
+        }
+        let again = Sending {
+            fresh: false,
+            ..*sending
+        };
+        self.queues.entry(*way).or_default().push(again);
     }
 
     fn tell(&self, run: &Run, step: &Step, failure: Option<Failure>, header: Option<Header>) {
@@ -414,7 +478,9 @@ impl InFlight {
         active.stopped = true;
         let open: Vec<u64> = active.open.iter().copied().collect();
         for queue in self.queues.values_mut() {
-            queue.withdraw(Some(number));
+            for sending in queue.withdraw(Some(number)) {
+                self.unacknowledged.settled(number, sending.step);
+            }
         }
         if open.is_empty() {
             self.forget(number);
@@ -442,6 +508,9 @@ impl InFlight {
     fn refuse(&mut self, way: Way) {
         let refused = self.queues.get_mut(&way).map(|queue| queue.withdraw(None));
         for sending in refused.unwrap_or_default() {
+            if self.unacknowledged.settled(sending.collective, sending.step) {
+                continue;
+            }
             let Some(active) = self.active.get(&sending.collective) else {
                 continue;
             };

@@ -13,6 +13,7 @@ use crate::borrowed_buffers::Borrowed;
 use crate::collective::kernels::{Dtype, Kernel, ReduceOp};
 use crate::collective::run::{Call, Peer};
 use crate::collective::schedule::tests::{Row, SCRATCH, encoded};
+use crate::collective::unacknowledged::COPIED_BYTES_MAX;
 use crate::matching::incoming_message::Next;
 use crate::runtime::thread::Thread;
 use crate::testing::fixtures::{FakeChannel, settings};
@@ -44,7 +45,7 @@ impl Scene {
         Python::initialize();
         let (engine, thread) = Engine::start(settings("cubic"), Arc::default()).unwrap();
         Self {
-            collectives: Collectives::begin(&engine),
+            collectives: begin(&engine),
             engine,
             thread,
             lent: Python::attach(|py| PyByteArray::new(py, &values([5, 0])).unbind()),
@@ -53,6 +54,10 @@ impl Scene {
     }
 
     fn start(&self, rows: &[Row]) {
+        self.start_as(7, 4, false, rows);
+    }
+
+    fn start_as(&self, number: u64, level: usize, mutual: bool, rows: &[Row]) {
         let peer = |rank: u32| Peer {
             rank,
             name: format!("rank-{rank}"),
@@ -60,7 +65,7 @@ impl Scene {
             hears: "a sum".to_owned(),
         };
         let call = Call {
-            number: 7,
+            number,
             job: String::new(),
             group: "g".to_owned(),
             step: 3,
@@ -70,7 +75,8 @@ impl Scene {
             kernel: Kernel::of(Dtype::U64, ReduceOp::Sum),
             peers: vec![peer(0), peer(1)],
             rank: 0,
-            level: 4,
+            mutual,
+            level,
             bulk: false,
             order: 0,
         };
@@ -168,6 +174,23 @@ fn every_step_is_carried_out_and_nothing_is_told_but_the_end() {
 }
 
 #[test]
+fn what_is_to_be_computed_for_an_urgent_collective_goes_before_what_was_there_earlier() {
+    let mut scene = Scene::new();
+    let copy: Row = (4, 0, 0, 0, &[(0, 8, 16), (0, 0, 8)], &[]);
+    let (go_on, held_up) = std::sync::mpsc::channel::<()>();
+    scene.engine.spawn(async move { held_up.recv().unwrap() }); // until both have been asked for
+    scene.start_as(7, 4, false, &[copy]);
+    scene.start_as(8, 2, false, &[copy]);
+    go_on.send(()).unwrap();
+    scene.until(|event| matches!(event, Event::CollectiveEnded { collective: 7, .. }));
+    let ended = scene.seen.iter().filter_map(|event| match event {
+        Event::CollectiveEnded { collective, .. } => Some(*collective),
+        _ => None,
+    });
+    assert_eq!(ended.collect::<Vec<u64>>(), [8, 7]);
+}
+
+#[test]
 fn a_message_that_comes_before_its_step_begins_is_not_announced_unless_it_is_of_another_call() {
     let waits: Row = (2, 0, 1, 0, &[(SCRATCH, 0, 8)], &[0]);
     for (call, announced) in [("a sum", 0), ("", 0), ("a product", 1)] {
@@ -222,7 +245,7 @@ fn a_lost_connection_fails_nothing_and_the_next_one_is_used() {
     let mut scene = Scene::new();
     scene.start(&[SEND]);
     for connection in [NOBODY, NOBODY + 1] {
-        scene.collectives.route(1, false, Some(connection)); // which has ended, as the engine says
+        scene.collectives.route(1, false, vec![connection]); // which has ended, as the engine says
         thread::sleep(Duration::from_millis(20));
         assert_eq!(scene.collectives.progress(7), Some((0, vec![1])));
     }
@@ -240,6 +263,36 @@ fn a_lost_connection_fails_nothing_and_the_next_one_is_used() {
     });
     scene.collectives.stop(7);
     assert_eq!(scene.end(), (false, 0));
+}
+
+#[test]
+fn what_is_small_of_a_mutual_collective_ends_with_a_copy_that_is_kept_until_the_peer_has_it() {
+    let mut scene = Scene::new();
+    assert!(scene.collectives.drain(PATIENCE), "nothing was sent");
+    scene.start_as(7, 4, true, &[SEND]);
+    scene.waits(); // there is no connection to hand it over to
+    scene.collectives.route(1, false, vec![NOBODY]); // which has ended, as the engine says
+    assert_eq!(scene.end(), (true, 8));
+    scene.collectives.route(1, false, vec![NOBODY + 1]);
+    assert!(!scene.collectives.drain(Duration::from_millis(20)));
+    scene.collectives.gone(1);
+    assert!(scene.collectives.drain(PATIENCE));
+}
+
+#[test]
+fn a_large_message_and_one_that_nobody_answers_wait_for_their_acknowledgement() {
+    let large = u64::try_from(COPIED_BYTES_MAX).unwrap() + 8;
+    for (mutual, bytes) in [(true, large), (false, 8)] {
+        let mut scene = Scene::new();
+        Python::attach(|py| scene.lent.bind(py).resize(large as usize)).unwrap();
+        scene.start_as(7, 4, mutual, &[(1, 0, 1, 0, &[(0, 0, bytes)], &[])]);
+        scene.collectives.route(1, false, vec![NOBODY]);
+        thread::sleep(Duration::from_millis(20));
+        assert_eq!(scene.collectives.progress(7), Some((0, vec![1])));
+        assert!(scene.collectives.drain(PATIENCE), "nothing counts as sent");
+        scene.collectives.stop(7);
+        assert_eq!(scene.end(), (false, 0));
+    }
 }
 
 #[test]
@@ -285,6 +338,7 @@ fn what_runs_when_the_engine_closes_ends_and_what_comes_later_is_refused() {
             kernel: None,
             peers: Vec::new(),
             rank: 0,
+            mutual: false,
             level: 4,
             bulk: false,
             order: 0,

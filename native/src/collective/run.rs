@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use super::codecs::VALUE_BYTES;
 use super::kernels::Kernel;
 use super::schedule::{Extent, Kind, Region, Schedule, Step};
+use super::unacknowledged::COPIED_BYTES_MAX;
 use crate::borrowed_buffers::{Borrowed, Payload, Posted, Span};
 use crate::events::{Event, EventQueue};
 use crate::wire::{Header, Key};
@@ -51,6 +52,8 @@ pub struct Call {
     /// By rank of the group.
     pub peers: Vec<Peer>,
     pub rank: u32,
+    /// Every rank waits for a message of every other one: who has ended it knows that all have begun it.
+    pub mutual: bool,
     pub level: usize,
     pub bulk: bool,
     /// Of all collectives of this rank; earlier ones send first.
@@ -206,6 +209,21 @@ impl Run {
     /// What a step sends; None where that is nothing.
     pub fn payload(self: &Arc<Self>, step: &Step) -> Option<Arc<Payload>> {
         self.span(step).map(Payload::of)
+    }
+
+    /// Whether a copy of what a step sends is enough to end the step.
+    pub fn copies(&self, step: &Step) -> bool {
+        self.call.mutual && self.schedule.regions(step)[0].len() <= COPIED_BYTES_MAX
+    }
+
+    /// A copy of what a step sends; None where that is nothing.
+    pub fn copy(&self, step: &Step) -> Option<Arc<Payload>> {
+        let region = self.schedule.regions(step)[0];
+        let mut copied = vec![0; region.len()];
+        // SAFETY: the region lies in its memory, and the copy is as long. Who writes there meanwhile, against the rules,
+        // changes what is sent and nothing else.
+        unsafe { std::ptr::copy_nonoverlapping(self.address(&region), copied.as_mut_ptr(), region.len()) };
+        (!copied.is_empty()).then(|| Payload::owned(copied))
     }
 
     /// Where a step receives; None where that is nothing.

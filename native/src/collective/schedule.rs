@@ -43,7 +43,7 @@ impl Region {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Send the region to a rank; done when it was acknowledged.
+    /// Send the region to a rank; done when it was acknowledged, or a copy of it was handed over (`unacknowledged`).
     Send,
     /// Receive from a rank into the region.
     Receive,

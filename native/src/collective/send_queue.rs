@@ -34,13 +34,16 @@ impl SendQueue {
         self.waiting.push(Reverse(sending));
     }
 
-    /// The next that may go out now; it is under way from here on.
-    pub fn pop(&mut self) -> Option<Sending> {
+    /// The next that may go out now.
+    pub fn next(&self) -> Option<&Sending> {
         let Reverse(next) = self.waiting.peek()?;
         let ahead: u64 = self.under_way[..=next.level].iter().sum();
-        if ahead > 0 && ahead + next.bytes > IN_FLIGHT_BYTES_MAX {
-            return None;
-        }
+        (ahead == 0 || ahead + next.bytes <= IN_FLIGHT_BYTES_MAX).then_some(next)
+    }
+
+    /// Take that out; it is under way from here on.
+    pub fn pop(&mut self) -> Option<Sending> {
+        self.next()?;
         let Reverse(next) = self.waiting.pop()?;
         self.under_way[next.level] += next.bytes;
         Some(next)

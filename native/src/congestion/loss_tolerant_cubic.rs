@@ -1,19 +1,18 @@
-//! CUBIC (RFC 9438) that tells random loss from congestion: the law of `auto` where no broker's rate is known.
+//! CUBIC (RFC 9438) that tells random loss from congestion: the law of `auto`, below a rate where one is known.
 //!
-//! A loss lowers the window only where it is a sign of congestion:
+//! A loss lowers the window, to 0.7, only where it is a sign of congestion:
 //! - A queue stands: for a quarter of a round trip, every acknowledgement shows the path's least round trip and
 //!   `QUEUE_SHARE` of it, or more (TCP Veno, Fu and Liew, IEEE JSAC 21(2), 2003). A full buffer drops behind a queue;
-//!   radio and bad cables drop without one. The window falls to 0.7, yet not below what the path holds without a queue:
-//!   the rate delivered in the last round, times the least round trip (TCP Westwood, Mascolo and others, MobiCom 2001).
+//!   radio and bad cables drop without one.
 //! - More than `LOSS_SHARE` of a round is lost, queue or not (LossThresh of draft-ietf-ccwg-bbr). A buffer too short to
 //!   show a queue, or a policer, drops so.
 //! - The peer reports ECN marks, or congestion persists (RFC 9002 7.6).
 //!
-//! Slow start ends with the first round that shows a queue.
+//! Slow start ends with the first round that shows a queue, unless packets are paced: then the queue is others'.
 //!
 //! Beside CUBIC, where the buffer holds 0.43 of the path or more, both cut by the same 0.7 at the same losses, so both
 //! have the same share: 1 / 1.43 is what 0.7 leaves of a full path and its queue. A shorter buffer favours this law.
-//! Alone on a path with random loss, the window stays between the path and 1.25 of it.
+//! Alone on a path with random loss, the window stays between 0.875 and 1.25 of the path.
 //!
 //! The path's least is remembered for ten minutes at least. Where it is too low, for the route became longer, this is plain
 //! CUBIC. Where it is too high, for others' queue never ends, losses up to `LOSS_SHARE` pass for random.
@@ -44,11 +43,10 @@ const LOSS_SHARE: f64 = 0.02;
 const LOSS_DEVIATIONS: f64 = 3.0;
 const LOSS_PACKETS_MIN: f64 = 100.0;
 
-/// Bytes since `began`; it ends with the first acknowledgement of a packet that was sent after that.
+/// Since `began`; it ends with the first acknowledgement of a packet that was sent after that.
 #[derive(Clone, Debug, Default)]
 struct Round {
     began: Option<Instant>,
-    acked: f64,
     least_s: Option<f64>,
 }
 
@@ -90,6 +88,8 @@ struct Epoch {
 pub(super) struct LossTolerantCubic {
     packet_bytes: f64,
     window_bytes: f64,
+    /// In bytes a second; infinite without.
+    pace: f64,
     threshold_bytes: f64,
     window_max: f64,
     epoch: Option<Epoch>,
@@ -98,7 +98,6 @@ pub(super) struct LossTolerantCubic {
     least: MinRtt,
     suspicion: Option<Suspicion>,
     round: Round,
-    delivered_bytes_per_s: f64,
     losses: Losses,
     acks: AckedPackets,
     /// Of those: what makes the window grow.
@@ -113,6 +112,7 @@ impl LossTolerantCubic {
         Self {
             packet_bytes,
             window_bytes: WINDOW_PACKETS_INITIAL * packet_bytes,
+            pace: f64::INFINITY,
             threshold_bytes: f64::INFINITY,
             window_max: 0.0,
             epoch: None,
@@ -120,7 +120,6 @@ impl LossTolerantCubic {
             least: MinRtt::default(),
             suspicion: None,
             round: Round::default(),
-            delivered_bytes_per_s: 0.0,
             losses: Losses::default(),
             acks: AckedPackets::default(),
             growing_bytes: 0.0,
@@ -129,17 +128,29 @@ impl LossTolerantCubic {
         }
     }
 
-    /// In congestion avoidance, as after a cut to this window, with what is known of the path's least round trip.
-    pub(super) fn in_avoidance(window_bytes: f64, least: MinRtt, current_mtu: u16, now: Instant) -> Self {
-        let mut law = Self::new(current_mtu);
-        law.least = least;
-        law.window_bytes = window_bytes / BETA;
-        law.cut(0.0, now);
-        law
-    }
-
     pub(super) fn window_bytes(&self) -> f64 {
         self.window_bytes
+    }
+
+    /// What the window allows on an empty path, in bytes a second; infinite before the first round trip.
+    pub(super) fn rate(&self) -> f64 {
+        let least_s = self.least.least_s();
+        if least_s.is_finite() {
+            self.window_bytes / least_s
+        } else {
+            f64::INFINITY
+        }
+    }
+
+    /// Packets are paced at `rate` from now on, in bytes a second; at no rate where it is infinite. Then the window goes
+    /// on in congestion avoidance from what was in use, rate * least round trip.
+    pub(super) fn pace(&mut self, rate: f64) {
+        if rate.is_infinite() && self.pace.is_finite() {
+            let in_use = (self.pace * self.least.least_s()).max(WINDOW_PACKETS_INITIAL * self.packet_bytes);
+            self.window_bytes = self.window_bytes.min(in_use);
+            self.threshold_bytes = self.window_bytes;
+        }
+        self.pace = rate;
     }
 
     pub(super) fn set_packet_bytes(&mut self, packet_bytes: f64) {
@@ -167,12 +178,11 @@ impl LossTolerantCubic {
             self.judge(rtt_s, now);
         }
         self.grow(now);
-        self.round.acked += acks.bytes as f64;
         self.losses.acked += acks.bytes as f64;
         if let Some(began) = self.round.began
             && self.acked_sent >= Some(began)
         {
-            self.end_round(now.saturating_duration_since(began).as_secs_f64(), now);
+            self.end_round(now);
         }
     }
 
@@ -183,13 +193,13 @@ impl LossTolerantCubic {
             return;
         }
         if persistent {
-            self.cut(0.0, now);
+            self.cut(now);
             self.window_max = self.window_bytes;
             self.window_bytes = self.window_min();
             self.epoch = None;
             self.cut_at = None;
         } else if lost_bytes == 0 {
-            self.cut(0.0, now); // so the stack reports ECN marks
+            self.cut(now); // so the stack reports ECN marks
         } else {
             let least_s = f64::INFINITY;
             self.suspicion.get_or_insert(Suspicion { at: now, sent, least_s });
@@ -210,7 +220,7 @@ impl LossTolerantCubic {
         let (sent, queue_s) = (suspicion.sent, suspicion.least_s - least_s);
         self.suspicion = None;
         if queue_s > self.queue_s_max() && !self.answered(sent) {
-            self.cut(self.delivered_bytes_per_s * least_s, now);
+            self.cut(now);
         }
     }
 
@@ -227,13 +237,12 @@ impl LossTolerantCubic {
         WINDOW_PACKETS_MIN * self.packet_bytes
     }
 
-    fn end_round(&mut self, length_s: f64, now: Instant) {
+    fn end_round(&mut self, now: Instant) {
         let round = std::mem::take(&mut self.round);
-        self.delivered_bytes_per_s = round.acked / length_s.max(self.least.least_s());
         if let Some(least_s) = round.least_s {
             let queue_s = least_s - self.least.least_s();
-            let slow_start = self.window_bytes < self.threshold_bytes;
-            if slow_start && queue_s > self.queue_s_max() {
+            let searches = self.window_bytes < self.threshold_bytes && self.pace.is_infinite();
+            if searches && queue_s > self.queue_s_max() {
                 self.threshold_bytes = self.window_bytes;
             }
         }
@@ -242,19 +251,19 @@ impl LossTolerantCubic {
         }
         let losses = std::mem::take(&mut self.losses);
         if losses.many(self.packet_bytes) && losses.sent.is_some_and(|sent| !self.answered(sent)) {
-            self.cut(0.0, now);
+            self.cut(now);
         }
     }
 
-    /// Lower the window to `BETA` of it, but not below `path_bytes` (RFC 9438 4.6, 4.7).
-    fn cut(&mut self, path_bytes: f64, now: Instant) {
+    /// Lower the window to `BETA` of it (RFC 9438 4.6, 4.7).
+    fn cut(&mut self, now: Instant) {
         let window = self.window_bytes;
         self.window_max = if window < self.window_max {
             window * (1.0 + BETA) / 2.0
         } else {
             window
         };
-        self.window_bytes = (BETA * window).max(path_bytes.min(window)).max(self.window_min());
+        self.window_bytes = (BETA * window).max(self.window_min());
         self.threshold_bytes = self.window_bytes;
         self.cut_at = Some(now);
         self.epoch = Some(self.epoch_from(window, now));

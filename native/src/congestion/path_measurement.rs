@@ -213,10 +213,9 @@ impl ControllerFactory for ObservedFactory {
 
 impl Observed {
     /// A window of which less than half is in use does not grow, whatever keeps it from being used (RFC 9002 7.8): where
-    /// nothing is lost it would become so large that the first loss would not be felt. A rate is followed whatever is
-    /// used.
+    /// nothing is lost it would become so large that the first loss would not be felt.
     fn unused(&self) -> bool {
-        !self.fills_window && !self.measure.pace.paced() && self.in_flight < self.inner.window() / 2
+        !self.fills_window && self.in_flight < self.inner.window() / 2
     }
 }
 
@@ -248,13 +247,13 @@ impl Controller for Observed {
         }
         state.told.delivered += acks.bytes;
         state.told.window = self.inner.metrics().congestion_window;
-        // A window that follows a rate does not grow by itself, and where packets are lost all of it is wanted twice:
-        // a piece of a message of which one packet was lost stays for another round trip or two. BBR's window is twice
-        // what the path holds already.
+        // Where packets are lost, what is in flight is wanted twice: a piece of a message of which one packet was lost
+        // stays for another round trip or two. A window below a rate does not grow by itself, so all of it is wanted.
+        // BBR's window is twice what the path holds already.
         let used = match (self.measure.pace.paced(), self.fills_window) {
             (true, _) => 2 * state.told.window,
             (false, true) => state.told.window,
-            (false, false) => state.told.in_flight.min(state.told.window),
+            (false, false) => 2 * state.told.in_flight.min(state.told.window),
         };
         self.measure.used.store(used, Ordering::Relaxed);
         state.told.in_flight = in_flight;

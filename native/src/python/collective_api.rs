@@ -1,6 +1,7 @@
 //! Collectives as Python starts them (`transport/engine/native.py`), and the kernels as tests hold them against numpy's.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
@@ -8,7 +9,7 @@ use pyo3::prelude::*;
 
 use crate::borrowed_buffers::Borrowed;
 use crate::collective::codecs::{Codec, VALUE_BYTES};
-use crate::collective::in_flight::Collectives;
+use crate::collective::commands::Collectives;
 use crate::collective::kernels::{Dtype, Kernel, ReduceOp};
 use crate::collective::run::{Call, Peer, Run};
 use crate::events::EventQueue;
@@ -27,7 +28,7 @@ impl CollectiveApi {
     /// `members`: for each rank of the group its rank of the endpoint and its name, and the call in our words and in its.
     #[expect(clippy::too_many_arguments, reason = "what a collective is, each by its name")]
     #[pyo3(signature = (number, *, schedule, buffers, dtype, item_bytes, reduce_op, job, group, step, operation, members,
-                        rank, level, bulk, order))]
+                        rank, mutual, level, bulk, order))]
     fn start(
         &self,
         py: Python<'_>,
@@ -43,6 +44,7 @@ impl CollectiveApi {
         operation: u32,
         members: Vec<(u32, String, String, String)>,
         rank: u32,
+        mutual: bool,
         level: usize,
         bulk: bool,
         order: u64,
@@ -72,6 +74,7 @@ impl CollectiveApi {
             item_bytes,
             peers,
             rank,
+            mutual,
             level,
             bulk,
             order,
@@ -92,15 +95,20 @@ impl CollectiveApi {
         self.collectives.stop(number);
     }
 
-    /// The connection that leads to a rank now, or None.
-    #[pyo3(signature = (rank, bulk, connection))]
-    fn route(&self, rank: u32, bulk: bool, connection: Option<u64>) {
-        self.collectives.route(rank, bulk, connection);
+    /// The connections that lead to a rank now.
+    fn route(&self, rank: u32, bulk: bool, connections: Vec<u64>) {
+        self.collectives.route(rank, bulk, connections);
     }
 
     /// A rank is gone for good, and what came from it before has been told.
     fn gone(&self, rank: u32) {
         self.collectives.gone(rank);
+    }
+
+    /// Wait until the peers have every message that counts as sent, for so long at most; whether they have.
+    fn drain(&self, py: Python<'_>, timeout_s: f64) -> bool {
+        let patience = Duration::try_from_secs_f64(timeout_s).unwrap_or_default();
+        py.detach(|| self.collectives.drain(patience))
     }
 
     /// Payload bytes sent and received, and the ranks of the group that it waits for; None of one that has ended.

@@ -15,7 +15,7 @@ use pyo3::types::PyTuple;
 use super::collective_api::CollectiveApi;
 use super::event_delivery::deliver_all;
 use crate::borrowed_buffers::{Payload, Posted};
-use crate::collective::in_flight::Collectives;
+use crate::collective::in_flight;
 use crate::events::{Event, EventQueue};
 use crate::matching::queues::Post;
 use crate::quic::tls::Identity;
@@ -23,6 +23,7 @@ use crate::runtime::locks::locked;
 use crate::runtime::thread::Thread;
 use crate::session::context::Registry;
 use crate::session::engine::Engine;
+use crate::session::memory_sharing;
 use crate::session::tick;
 use crate::session::transmit::Message;
 use crate::settings::Settings;
@@ -31,6 +32,7 @@ use crate::wire::Key;
 #[pyclass(module = "hive_qos_native", frozen)]
 pub struct Core {
     engine: Arc<Engine>,
+    meeting_place: Option<String>,
     collectives: Py<CollectiveApi>,
     process: u32,
     running: Mutex<Option<Running>>,
@@ -64,7 +66,7 @@ impl Core {
     /// Start an engine. `deliver` is called with lists of tuples, from one thread of the engine's own.
     #[new]
     #[pyo3(signature = (*, deliver, unexpected_bytes_max, message_bytes_max, streams_max, keep_alive_s, dead_after_s,
-                        handshake_timeout_s, datagram_bytes, congestion, protocol))]
+                        handshake_timeout_s, datagram_bytes, congestion, protocol, shared_memory))]
     #[expect(clippy::too_many_arguments, reason = "the settings, each by its name")]
     fn new(
         py: Python<'_>,
@@ -78,6 +80,7 @@ impl Core {
         datagram_bytes: u16,
         congestion: String,
         protocol: String,
+        shared_memory: bool,
     ) -> PyResult<Self> {
         let settings = Settings {
             unexpected_bytes_max,
@@ -89,13 +92,15 @@ impl Core {
             datagram_bytes,
             congestion,
             protocol,
+            shared_memory,
         };
         let queue = Arc::new(EventQueue::default());
         let (engine, first) = Engine::start(settings, queue.clone())?;
         tick::begin(&engine);
+        let meeting_place = memory_sharing::begin(&engine);
         let faults = engine.context.faults.clone();
         let collectives = CollectiveApi {
-            collectives: Collectives::begin(&engine),
+            collectives: in_flight::begin(&engine),
             events: queue.clone(),
         };
         let collectives = Py::new(py, collectives)?;
@@ -112,6 +117,7 @@ impl Core {
         })?;
         Ok(Self {
             engine,
+            meeting_place,
             collectives,
             process: std::process::id(),
             running: Mutex::new(Some(Running {
@@ -125,6 +131,12 @@ impl Core {
     #[getter]
     fn collectives(&self, py: Python<'_>) -> Py<CollectiveApi> {
         self.collectives.clone_ref(py)
+    }
+
+    /// Where peers of this host ask for shared memory; None where there is none.
+    #[getter]
+    fn meeting_place(&self) -> Option<&str> {
+        self.meeting_place.as_deref()
     }
 
     #[getter]
@@ -239,8 +251,9 @@ impl Core {
 
     /// The peer's hello is good: messages may go. False where the connection has ended.
     ///
-    /// `dead_after_s`: patience with this peer, where it is not the engine's.
-    #[pyo3(signature = (number, account, job, message_bytes_max, dead_after_s))]
+    /// `dead_after_s`: patience with this peer, where it is not the engine's. `meeting_place`: the peer's, where it has one.
+    #[pyo3(signature = (number, account, job, message_bytes_max, dead_after_s, meeting_place))]
+    #[expect(clippy::too_many_arguments, reason = "what a hello says")]
     fn begin(
         &self,
         py: Python<'_>,
@@ -249,11 +262,18 @@ impl Core {
         job: String,
         message_bytes_max: u64,
         dead_after_s: Option<f64>,
+        meeting_place: Option<String>,
     ) -> PyResult<bool> {
         let dead_after = dead_after_s.map(seconds).transpose()?;
         Ok(py.detach(|| {
-            let session = self.engine.session(number);
-            session.is_some_and(|session| session.begin(account, job, message_bytes_max, dead_after))
+            let Some(session) = self.engine.session(number) else {
+                return false;
+            };
+            let begun = session.begin(account, job, message_bytes_max, dead_after);
+            if let Some(name) = meeting_place.filter(|_| begun) {
+                memory_sharing::meet(&session, name);
+            }
+            begun
         }))
     }
 
@@ -342,7 +362,7 @@ impl Core {
         let mut told = Vec::with_capacity(snapshot.len());
         for one in snapshot.iter() {
             let measured = &one.measured;
-            let fields: [Bound<'py, PyAny>; 18] = [
+            let fields: [Bound<'py, PyAny>; 20] = [
                 one.number.into_pyobject(py)?.into_any(),
                 (&*one.peer).into_pyobject(py)?.into_any(),
                 (one.remote.ip().to_string(), one.remote.port())
@@ -363,6 +383,8 @@ impl Core {
                 measured.application_limited.into_pyobject(py)?.to_owned().into_any(),
                 one.path_mtu_bytes.into_pyobject(py)?.into_any(),
                 measured.ecn_ce_reports.into_pyobject(py)?.into_any(),
+                one.shared_sent_bytes.into_pyobject(py)?.into_any(),
+                one.shared_received_bytes.into_pyobject(py)?.into_any(),
             ];
             told.push(PyTuple::new(py, fields)?);
         }

@@ -135,6 +135,7 @@ fn tell(py: Python<'_>, event: Event) -> PyResult<Option<Bound<'_, PyTuple>>> {
             endpoint,
             remote,
         } => ("accepted", connection, endpoint, remote).into_pyobject(py)?,
+        Event::SharedMemory { connection, failure } => ("shared-memory", connection, failure).into_pyobject(py)?,
         Event::SendDone(operation) => ("sent", operation).into_pyobject(py)?,
         Event::Received {
             operation,

@@ -304,6 +304,16 @@ impl Connection {
         chain.map_or_else(Vec::new, |chain| *chain)
     }
 
+    /// Bytes that only this side and the peer know, for a purpose (RFC 8446 7.5). For tasks of its thread, after the handshake.
+    pub fn export_secret(&self, purpose: &[u8], secret: &mut [u8]) -> bool {
+        let state = self.lock();
+        let exported = state
+            .stack
+            .as_ref()
+            .map(|stack| stack.crypto_session().export_keying_material(secret, purpose, b""));
+        matches!(exported, Some(Ok(())))
+    }
+
     /// Close it; the peer is told why. The first reason counts.
     pub fn close(&self, code: VarInt, reason: &[u8]) {
         self.command(|pending| {

@@ -1,7 +1,8 @@
 //! Who may hand bytes to the stack next: strictly by priority, equals in turns, and no more in all than is useful.
 //!
-//! The stack serves its streams by priority too, but what it holds has used up credit and memory. So little more than
-//! what is in flight waits inside it, and a message of higher priority is never behind more than that.
+//! What the stack holds has used up credit and memory, so at most three times what is in flight waits inside it. The stack
+//! serves its streams by priority, too: for a message count only the bytes inside that are as urgent as its own, or more.
+//! It waits for no others, which would take a chunk's time on the link, for memory comes back chunk by chunk.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,13 +23,21 @@ pub struct SendScheduler {
 
 struct State {
     ended: bool,
-    taken: u64,
+    taken: [u64; LEVELS],
     waiting: [VecDeque<(u64, oneshot::Sender<Permit>)>; LEVELS],
+}
+
+impl State {
+    /// What is inside and not behind a message of this level.
+    fn ahead(&self, level: usize) -> u64 {
+        self.taken[..=level].iter().sum()
+    }
 }
 
 /// Leave to hand over some bytes; what is not used goes back when it is dropped.
 pub struct Permit {
     scheduler: Arc<SendScheduler>,
+    level: usize,
     amount: u64,
 }
 
@@ -42,19 +51,19 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.scheduler.give_back(self.amount);
+        self.scheduler.give_back(self.level, self.amount);
     }
 }
 
 impl SendScheduler {
-    /// At most half as much again as `used` (bytes in flight, which others keep up to date) may be inside, or `least`.
+    /// At most half as much again as `used` (twice what is in flight, which others keep up to date) may be inside, or `least`.
     pub fn new(least: u64, used: Arc<AtomicU64>) -> Arc<Self> {
         Arc::new(Self {
             least,
             used,
             state: Mutex::new(State {
                 ended: false,
-                taken: 0,
+                taken: [0; LEVELS],
                 waiting: Default::default(),
             }),
         })
@@ -69,11 +78,12 @@ impl SendScheduler {
     pub async fn enter(self: &Arc<Self>, level: usize, amount: u64, urgent: bool) -> Permit {
         let waiting = {
             let mut state = self.lock();
-            let free = state.taken < self.limit() && state.waiting[..=level].iter().all(VecDeque::is_empty);
+            let free = state.ahead(level) < self.limit() && state.waiting[..=level].iter().all(VecDeque::is_empty);
             if urgent || free || state.ended {
-                state.taken += amount;
+                state.taken[level] += amount;
                 return Permit {
                     scheduler: self.clone(),
+                    level,
                     amount,
                 };
             }
@@ -84,6 +94,7 @@ impl SendScheduler {
         // Without an answer the scheduler has ended, and what is handed over now is refused by the stack.
         waiting.await.unwrap_or_else(|_| Permit {
             scheduler: self.clone(),
+            level,
             amount: 0,
         })
     }
@@ -98,27 +109,29 @@ impl SendScheduler {
         drop(waiting); // which tells those who wait
     }
 
-    /// Bytes have left the stack.
-    pub fn give_back(self: &Arc<Self>, amount: u64) {
-        let mut amount = amount;
+    /// Bytes of a level have left the stack.
+    pub fn give_back(self: &Arc<Self>, level: usize, amount: u64) {
+        let (mut level, mut amount) = (level, amount);
         loop {
             let (permit, sender) = {
                 let mut state = self.lock();
-                state.taken -= amount.min(state.taken);
-                if state.taken >= self.limit() {
-                    return;
-                }
-                let Some((wanted, sender)) = state.waiting.iter_mut().find_map(VecDeque::pop_front) else {
+                state.taken[level] -= amount.min(state.taken[level]);
+                let Some(next) = state.waiting.iter().position(|queue| !queue.is_empty()) else {
                     return;
                 };
-                state.taken += wanted;
+                if state.ahead(next) >= self.limit() {
+                    return; // and the less urgent have no less ahead of them
+                }
+                let (wanted, sender) = state.waiting[next].pop_front().expect("it is not empty");
+                state.taken[next] += wanted;
                 let permit = Permit {
                     scheduler: self.clone(),
+                    level: next,
                     amount: wanted,
                 };
                 (permit, sender)
             };
-            amount = 0;
+            (level, amount) = (permit.level, 0);
             if let Err(mut unwanted) = sender.send(permit) {
                 // Whoever waited has gone: take the amount back here rather than by dropping, which would recurse.
                 amount = std::mem::take(&mut unwanted.amount);
@@ -160,6 +173,22 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn the_urgent_waits_for_nothing_that_is_less_urgent() {
+        let scheduler = SendScheduler::new(10, Arc::default());
+        let gradients = scheduler.enter(4, 10, false).await;
+        let urgent = scheduler.enter(2, 10, false).await;
+        drop(gradients);
+        let later = tokio::spawn({
+            let scheduler = scheduler.clone();
+            async move { drop(scheduler.enter(4, 10, false).await) }
+        });
+        tokio::task::yield_now().await;
+        assert!(!later.is_finished(), "what is more urgent fills the stack");
+        drop(urgent);
+        later.await.unwrap();
+    }
+
+    #[tokio::test]
     async fn one_that_stopped_waiting_keeps_nothing() {
         let scheduler = SendScheduler::new(1, Arc::default());
         let held = scheduler.enter(1, 5, false).await;
@@ -170,7 +199,7 @@ mod tests {
         }
         drop(held);
         scheduler.enter(1, 5, false).await.spend(5);
-        scheduler.give_back(5);
-        assert_eq!(scheduler.lock().taken, 0);
+        scheduler.give_back(1, 5);
+        assert_eq!(scheduler.lock().ahead(LEVELS - 1), 0);
     }
 }

@@ -135,6 +135,9 @@ impl PeerSession {
         let was = self.stage.send_replace(Stage::Ended);
         let peer = self.peer();
         let last = self.registry.forget(self.number, &peer, was == Stage::Up);
+        if let Some(link) = self.lock().link.take() {
+            link.end();
+        }
         self.scheduler.end();
         self.opener.end();
         self.sends.none().await;

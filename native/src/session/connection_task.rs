@@ -9,7 +9,7 @@ use tokio::time::timeout_at;
 
 use super::peer_session::{PeerSession, Stage};
 use super::transmit::{self, Message};
-use super::{liveness, receive};
+use super::{liveness, memory_sharing, receive};
 use crate::congestion::AUTO;
 use crate::events::{Event, Failure};
 use crate::quic::connection::Connection;
@@ -67,6 +67,7 @@ impl PeerSession {
             Some(Ok(Err(error))) => Some(error),
             Some(Ok(Ok(()))) => {
                 self.lock().heard_at = Instant::now();
+                memory_sharing::keep_tokens(&self, &connection);
                 let connection = self.connection.get_or_init(|| connection);
                 self.context.events.push(Event::Chain {
                     connection: self.number,

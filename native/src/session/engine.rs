@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use tokio::net::UnixListener;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
@@ -21,6 +22,7 @@ use crate::runtime::locks::locked;
 use crate::runtime::supervision::{self, OnPanic};
 use crate::runtime::thread::Thread;
 use crate::settings::Settings;
+use crate::shared_memory::handshake;
 use crate::wire::Code;
 
 const GOODBYE_WITHIN: Duration = Duration::from_millis(300);
@@ -69,6 +71,13 @@ impl Engine {
         if let Some(first) = &*locked(&self.first) {
             supervision::spawn(first, self.clone(), future);
         }
+    }
+
+    /// Listen for peers of this host, on the first thread: the socket and its name.
+    pub(super) fn listen(&self) -> std::io::Result<(UnixListener, String)> {
+        let first = locked(&self.first);
+        let _runtime = first.as_ref().map(Handle::enter);
+        handshake::listen()
     }
 
     /// A number that no other connection has.

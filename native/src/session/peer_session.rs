@@ -19,6 +19,8 @@ use crate::quic::send_scheduler::SendScheduler;
 use crate::runtime::locks::locked;
 use crate::runtime::supervision;
 use crate::runtime::task_tracker::TaskTracker;
+use crate::shared_memory::handshake::Tokens;
+use crate::shared_memory::link::Link;
 
 /// What may wait in the stack where half as much again as is in flight is less. More would fill the socket of a receiver
 /// that is slower than the path at once, and an urgent message would wait there.
@@ -66,6 +68,8 @@ pub struct PeerSession {
     pub(super) patience: Duration,
     pub(super) thread: Handle,
     pub(super) connection: OnceLock<Connection>,
+    /// What shows the peer that somebody on this host is the other end of this connection, and us that the peer is.
+    pub(super) tokens: OnceLock<Tokens>,
     /// Told when the caller wants no connection any more before there is one.
     pub(super) unwanted: Notify,
     pub(super) state: Mutex<State>,
@@ -87,6 +91,7 @@ pub(super) struct State {
     pub(super) window_adjustment: i64,
     pub(super) streams_limited: bool,
     pub(super) dead_after: Duration,
+    pub(super) link: Option<Arc<Link>>,
     pub(super) frames_heard: u64,
     pub(super) heard_at: Instant,
 }
@@ -115,6 +120,7 @@ impl PeerSession {
             window_adjustment: 0,
             streams_limited: false,
             dead_after: context.settings.dead_after,
+            link: None,
             frames_heard: 0,
             heard_at: Instant::now(),
         };
@@ -134,6 +140,7 @@ impl PeerSession {
             patience,
             thread,
             connection: OnceLock::new(),
+            tokens: OnceLock::new(),
             unwanted: Notify::new(),
             state: Mutex::new(state),
             sends: Arc::default(),
@@ -160,6 +167,11 @@ impl PeerSession {
 
     pub fn connection(&self) -> Option<&Connection> {
         self.connection.get()
+    }
+
+    /// Where its messages go through shared memory.
+    pub fn link(&self) -> Option<Arc<Link>> {
+        self.lock().link.clone()
     }
 
     pub fn remote(&self) -> SocketAddr {

@@ -66,15 +66,8 @@ async fn receive(session: Arc<PeerSession>, mut stream: RecvStream, _counted: Tr
         Ok(stage) if *stage == Stage::Up => {}
         _ => return,
     }
-    let accepted = session.context.settings.message_bytes_max;
-    if header.length > accepted {
-        let reason = format!("a message of {} bytes where {accepted} are accepted", header.length);
-        return session.violated(Violation::new(Code::MessageTooLong, reason));
-    }
-    let job = session.job();
-    if !header.job.is_empty() && !job.is_empty() && header.job != job {
-        let reason = format!("a message of job {:?} from job {job:?}", header.job);
-        return session.violated(Violation::new(Code::JobMismatch, reason));
+    if let Err(violation) = admit(&session, &header) {
+        return session.violated(violation);
     }
     let message = session
         .context
@@ -83,6 +76,21 @@ async fn receive(session: Arc<PeerSession>, mut stream: RecvStream, _counted: Tr
     if let Err(violation) = read_payload(&session, &mut stream, &message, first).await {
         session.violated(violation);
     }
+}
+
+/// Hold a message's header against what was agreed with the peer.
+pub(super) fn admit(session: &PeerSession, header: &Header) -> Result<(), Violation> {
+    let accepted = session.context.settings.message_bytes_max;
+    if header.length > accepted {
+        let reason = format!("a message of {} bytes where {accepted} are accepted", header.length);
+        return Err(Violation::new(Code::MessageTooLong, reason));
+    }
+    let job = session.job();
+    if !header.job.is_empty() && !job.is_empty() && header.job != job {
+        let reason = format!("a message of job {:?} from job {job:?}", header.job);
+        return Err(Violation::new(Code::JobMismatch, reason));
+    }
+    Ok(())
 }
 
 /// A message's header and what came with it; None where the stream ended for no fault of the peer's.
@@ -166,7 +174,7 @@ async fn read_payload(
     }
 }
 
-fn too_much(message: &IncomingMessage) -> Violation {
+pub(super) fn too_much(message: &IncomingMessage) -> Violation {
     let reason = format!("more than the {} bytes that its header says", message.header.length);
     Violation::new(Code::LengthMismatch, reason)
 }

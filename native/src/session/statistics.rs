@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use super::peer_session::PeerSession;
@@ -20,10 +21,17 @@ pub struct ConnectionStatistics {
     pub sent_packets: u64,
     pub path_mtu_bytes: u16,
     pub measured: PathSample,
+    /// Payload bytes through shared memory.
+    pub shared_sent_bytes: u64,
+    pub shared_received_bytes: u64,
 }
 
 pub(super) fn statistics_of(session: &PeerSession) -> Option<ConnectionStatistics> {
     let stats = session.connection()?.stats()?;
+    let link = session.link();
+    let (sent, received) = link.map_or((0, 0), |link| {
+        (link.sent_bytes.load(Relaxed), link.received_bytes.load(Relaxed))
+    });
     Some(ConnectionStatistics {
         number: session.number,
         peer: session.peer(),
@@ -36,5 +44,7 @@ pub(super) fn statistics_of(session: &PeerSession) -> Option<ConnectionStatistic
         sent_packets: stats.path.sent_packets,
         path_mtu_bytes: stats.path.current_mtu,
         measured: session.measure.read(),
+        shared_sent_bytes: sent,
+        shared_received_bytes: received,
     })
 }

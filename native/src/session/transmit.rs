@@ -2,7 +2,7 @@
 
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -14,6 +14,7 @@ use super::peer_session::PeerSession;
 use crate::borrowed_buffers::Payload;
 use crate::events::{Event, Failure};
 use crate::quic::streams::{SendStream, WriteError};
+use crate::shared_memory::link::{Link, Outgoing, Unsent};
 use crate::wire::{Code, code_name};
 
 /// A collective's chunk: chunks then arrive one after another, and the first is reduced while the next is on its way.
@@ -59,7 +60,7 @@ pub async fn say_hello(session: Arc<PeerSession>, hello: Bytes) {
 pub async fn send(session: Arc<PeerSession>, message: Message, abort: oneshot::Receiver<Failure>) {
     let _sending = session.sends.enter();
     let message = message; // let go of before `_sending`, also in a panic
-    let mut stream = None;
+    let mut way = None;
     let deadline = async {
         match message.deadline {
             Some(after) if after.is_zero() => {} // at once: a timer lets the message begin first
@@ -71,15 +72,17 @@ pub async fn send(session: Arc<PeerSession>, message: Message, abort: oneshot::R
         biased;
         Ok(failure) = abort => End::Aborted(failure),
         () = deadline => End::Late,
-        end = drive(&session, &message, &mut stream) => end,
+        end = drive(&session, &message, &mut way) => end,
     };
     let done = message
         .payload
         .as_ref()
         .map_or(0, |payload| payload.acknowledged.load(Ordering::Relaxed));
     let mut give_up = |code: VarInt| {
-        if let Some(stream) = &mut stream {
-            stream.reset(code); // the stack lets go of the payload here
+        match &mut way {
+            Some(Way::Stream(stream)) => stream.reset(code), // the stack lets go of the payload here
+            Some(Way::Shared(outgoing)) => outgoing.reset(code.into_inner() as u32),
+            None => {}
         }
     };
     let failure = match end {
@@ -107,7 +110,7 @@ pub async fn send(session: Arc<PeerSession>, message: Message, abort: oneshot::R
             })
         }
     };
-    drop(stream);
+    drop(way);
     let operation = message.operation;
     drop(message); // let go of the payload before its end is told
     session.registry.forget_send(operation);
@@ -129,8 +132,43 @@ fn refused(session: &PeerSession, code: u64) -> Failure {
     }
 }
 
+/// What carries a message.
+enum Way {
+    Stream(SendStream),
+    Shared(Outgoing),
+}
+
+/// Send it through shared memory, where there is some. What is urgent is short, and goes where nothing is in front of it.
+async fn drive(session: &Arc<PeerSession>, message: &Message, way: &mut Option<Way>) -> End {
+    match session.link().filter(|_| message.level > CONTROL_LEVEL) {
+        Some(link) => share(session, message, link, way).await,
+        None => stream(session, message, way).await,
+    }
+}
+
+async fn share(session: &Arc<PeerSession>, message: &Message, link: Arc<Link>, way: &mut Option<Way>) -> End {
+    let Way::Shared(outgoing) = way.insert(Way::Shared(Outgoing::new(link))) else {
+        unreachable!("it was put there just now");
+    };
+    session.context.faults.here("send");
+    let nothing = AtomicU64::new(0);
+    let (payload, sent) = match &message.payload {
+        Some(payload) => (payload.bytes(), &payload.acknowledged),
+        None => (&[][..], &nothing),
+    };
+    match outgoing.send(message.level, &message.header, payload, sent).await {
+        Ok(()) => End::Done,
+        Err(Unsent::Stopped(code)) => End::Stopped(code.into()),
+        Err(Unsent::Lost) => End::Lost,
+        Err(Unsent::Broken(violation)) => {
+            session.violated(violation);
+            End::Lost
+        }
+    }
+}
+
 /// Open a stream, hand everything to the stack in turns, and wait for the last acknowledgement.
-async fn drive(session: &Arc<PeerSession>, message: &Message, opened: &mut Option<SendStream>) -> End {
+async fn stream(session: &Arc<PeerSession>, message: &Message, way: &mut Option<Way>) -> End {
     let Some(connection) = session.connection() else {
         return End::Lost;
     };
@@ -139,7 +177,9 @@ async fn drive(session: &Arc<PeerSession>, message: &Message, opened: &mut Optio
         return End::Lost;
     };
     drop(turn);
-    let stream = opened.insert(stream);
+    let Way::Stream(stream) = way.insert(Way::Stream(stream)) else {
+        unreachable!("it was put there just now");
+    };
     session.context.faults.here("send");
     stream.set_priority(rank(message.level, session.opened.fetch_add(1, Ordering::Relaxed)));
     match write(session, message, stream).await {
@@ -170,7 +210,7 @@ async fn write(session: &Arc<PeerSession>, message: &Message, stream: &mut SendS
         let urgent = message.level <= CONTROL_LEVEL;
         let permit = session.scheduler.enter(message.level, length as u64, urgent).await;
         let (piece, taken) = match &message.payload {
-            Some(payload) => payload.piece(at, length, &session.scheduler),
+            Some(payload) => payload.piece(at, length, (&session.scheduler, message.level)),
             None => Default::default(),
         };
         let mut chunks = [header.clone(), piece];

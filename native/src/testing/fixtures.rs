@@ -46,6 +46,7 @@ pub fn settings(congestion: &str) -> Settings {
         datagram_bytes: 1452,
         congestion: congestion.to_owned(),
         protocol: PROTOCOL.to_owned(),
+        shared_memory: false,
     }
 }
 

@@ -18,20 +18,18 @@ from tools.lab import Lab
 DYING = """
 import os, signal
 from hive_qos.netlink import NetlinkSocket
-from shaping.netlink.route import Route
 left = int(os.environ["DIES_AFTER"])
-def before(request, *arguments, **named):
-    global left
-    if os.path.exists(os.environ["DIES_ONCE"]):
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        left -= 1
-    return request(*arguments, **named)
 def one_by_one(socket, requests):
-    return [error for request in requests for error in before(whole, socket, [request])]
+    global left
+    errors = []
+    for request in requests:
+        if os.path.exists(os.environ["DIES_ONCE"]):
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            left -= 1
+        errors += whole(socket, [request])
+    return errors
 whole, NetlinkSocket._execute_batch = NetlinkSocket._execute_batch, one_by_one
-for name in ("tc", "link"):
-    setattr(Route, name, lambda *arguments, request=getattr(Route, name), **named: before(request, *arguments, **named))
 from broker.cli import main
 main()
 """

@@ -17,11 +17,11 @@ from patience import LIMIT_S, most_of, wait_until
 from shaping_bench import FAMILIES, INTERFACE, PAYLOAD_BYTES, SENDER, Bench, tool
 from shaping_contract import MBIT, make_shape
 
-from broker.measure.link_events import LinkEvents
 from hive_qos.errors import ConfigurationError
 from shaping.journal import Journal
 from shaping.model.names import CLASS_NAMES, device_of
 from shaping.model.shapes import IngressShape, Rule
+from shaping.netlink.link_events import LinkEvents
 from shaping.shaper import Shaper
 from tools.lab.kernel import entered
 

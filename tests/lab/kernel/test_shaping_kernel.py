@@ -7,6 +7,7 @@ import errno
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -23,6 +24,8 @@ from shaping.kernel import RealKernel
 from shaping.kernel_api import Kernel
 from shaping.model.names import INNER_MINOR, LEAF_MINOR
 from shaping.model.tree import AddClass, AddRoot
+from shaping.netlink.link_events import LinkChanges, LinkEvents
+from shaping.netlink.links import read_link
 from shaping.netlink.root import knows_qdisc
 from shaping.plan.desired_tree import desired_tree
 from shaping.plan.diff import diff
@@ -77,14 +80,28 @@ def test_probing_is_not_deceived_by_a_root_that_somebody_configured_and_leaves_i
         bench.tc("qdisc", "del", "dev", "lo", "root")
 
 
-def test_pyroute2_gets_another_socket_when_one_has_failed(kernel: RealKernel) -> None:
+def test_answers_that_do_not_fit_are_reported_and_the_next_question_is_answered(kernel: RealKernel) -> None:
     tree = desired_tree(make_shape(INTERFACE), kernel.capabilities())
-    kernel.apply(INTERFACE, diff(None, tree))
-    kernel._route._ip.asyncore.local.protocol.error_received(OSError(errno.ENOBUFS, "no memory for the answer"))
+    kernel._tc._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)  # the least that the kernel allows
     with pytest.raises(KernelRejectedError) as caught:
-        kernel.observe(INTERFACE)
+        kernel.apply(INTERFACE, diff(None, tree))
     assert caught.value.errno_value == errno.ENOBUFS
+    kernel._tc._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 18)
     assert kernel.observe(INTERFACE) == tree
+
+
+@pytest.mark.parametrize("name", [b"q\xff\xfe", "q\xe40".encode(), b"q0"])
+def test_a_link_is_heard_of_and_found_whatever_bytes_its_name_is(bench: Bench, name: bytes) -> None:
+    with entered(bench.sender), contextlib.ExitStack() as held:
+        events = held.enter_context(contextlib.closing(LinkEvents()))
+        asking = held.enter_context(contextlib.closing(NetlinkSocket()))
+        subprocess.run([b"ip", b"link", b"add", name, b"type", b"ifb"], check=True)
+        held.callback(subprocess.run, [b"ip", b"link", b"del", name], check=True)
+        link = read_link(asking, os.fsdecode(name))
+        assert link is not None
+        assert link.kind == "ifb"
+        assert events.changes() == LinkChanges(frozenset({link.number}), frozenset({os.fsdecode(name)}))
+        assert read_link(asking, "nobody") is None
 
 
 def test_the_kernels_own_words_reach_the_error(kernel: RealKernel) -> None:
@@ -272,3 +289,11 @@ def test_clearing_takes_away_all_that_is_ours(kernel: RealKernel, bench: Bench, 
     assert notes == (f"{INTERFACE}: put back what was there before",)
     assert bench.tc("qdisc", "show") == before
     assert shaper_of(kernel, tmp_path).clear() == ()
+
+
+def test_the_number_of_a_request_begins_anew_after_32_bits(bench: Bench) -> None:
+    with entered(bench.sender), contextlib.closing(NetlinkSocket()) as kernel:
+        kernel._sequence = 2**32 - 2
+        numbers = [link.number for _ in range(4) if (link := read_link(kernel, "lo")) is not None]
+    assert len(set(numbers)) == 1
+    assert len(numbers) == 4

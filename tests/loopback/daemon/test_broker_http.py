@@ -113,6 +113,7 @@ def test_what_needs_no_snapshot_does_not_ask_the_loop(tmp_path: Path) -> None:
         snapshot=snapshot,
         authority=lambda: rights,
         ask=lambda _: pytest.fail("nothing is to be done"),
+        usage=lambda **_: pytest.fail("no report is asked for"),
         closing=closing,
     )
     try:

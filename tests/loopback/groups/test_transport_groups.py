@@ -227,6 +227,22 @@ def test_a_rank_that_leaves_is_known_by_its_goodbye(ranks):
         ranks.groups[1].barrier(timeout_s=60.0).wait(LIMIT_S)
 
 
+def test_who_leaves_after_its_part_of_a_small_collective_has_sent_that_part(ranks):
+    need("native")
+
+    def body(group: Group) -> list[float]:
+        tensor = np.ones(4)
+        for _ in range(3):
+            group.allreduce(tensor).wait(LIMIT_S)
+        group.close()
+        return tensor.tolist()
+
+    for _ in range(5):
+        ranks.connect(2, dataclasses.replace(LOCAL, engine="native"))
+        assert ranks.run(body) == [[8.0] * 4] * 2
+        ranks.groups.clear()
+
+
 def test_certificates_of_a_cluster_connect_ranks_that_share_one(ranks, tmp_path):
     ca_init(tmp_path / "ca")
     node = ca_issue(tmp_path / "ca", "node-a", out=tmp_path)

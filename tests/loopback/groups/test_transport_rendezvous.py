@@ -15,6 +15,7 @@ from patience import LIMIT_S, wait_until
 from test_transport_examples import free_port
 
 from hive_qos.errors import ConfigurationError, ConnectionLostError, TimedOutError, TransportError
+from transport import Group, Settings
 from transport.bootstrap.rendezvous import VALUE_BYTES_MAX, FileRendezvous, MemoryRendezvous, TcpRendezvous
 
 MEETING = """
@@ -172,3 +173,25 @@ def test_a_directory_in_which_others_may_write_is_no_store(tmp_path, mode):
     directory.chmod(mode)
     with pytest.raises(ConfigurationError, match="chmod go-w"):
         FileRendezvous(directory)
+
+
+def test_a_second_job_on_one_port_is_told_so_on_every_rank_and_the_first_goes_on():
+    first = TcpRendezvous("127.0.0.1:0", serve=True)
+    where = f"127.0.0.1:{first.port}"
+    with pytest.raises(ConfigurationError, match="in use; take a port that is free, one for each job"):
+        TcpRendezvous(where, serve=True)
+    settings = Settings(listen="127.0.0.1", broker="off")
+    with ThreadPoolExecutor(2) as pool:
+        stores = (first, TcpRendezvous(where, serve=False))
+        connecting = [
+            pool.submit(Group.connect, store, rank=rank, world_size=2, settings=settings, timeout_s=60.0)
+            for rank, store in enumerate(stores)
+        ]
+        groups = [one.result() for one in connecting]
+    with pytest.raises(TransportError, match="refused hive/default/1: another client has set it"):
+        Group.connect(TcpRendezvous(where, serve=False), rank=1, world_size=2, settings=settings, timeout_s=60.0)
+    for work in [group.barrier() for group in groups]:
+        work.wait(LIMIT_S)
+    for group in groups:
+        group.close()
+    first.close()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tools.bench.records import HEAD, Writer
 from tools.collectivesbench import report, training
+from tools.collectivesbench.budget import Budget
 from tools.collectivesbench.contenders import competing
 from tools.collectivesbench.networks import one_host
 from tools.collectivesbench.settings import ALL, KIB, Settings, Sweep
@@ -27,7 +28,7 @@ def run_into(directory: Path, said: list[str]) -> tuple[Run, Writer]:
 def test_every_operation_is_measured_beside_gloo_s_and_its_result_is_right(tmp_path: Path) -> None:
     said: list[str] = []
     run, writer = run_into(tmp_path, said)
-    sweep(run, "host")
+    sweep(run, Budget(SETTINGS.seconds), scenario="host")
     writer.close()
     found = report.write(tmp_path)
     assert found["failures"] == [], said

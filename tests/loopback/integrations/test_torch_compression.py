@@ -20,6 +20,7 @@ def results(run_ranks: RunRanks) -> Results:
     return {
         **{f"trained {size}": run_ranks("compression.py", {"trained": size})["trained"] for size in (2, 4)},
         **run_ranks("compression.py", {"refused": 2}),
+        **run_ranks("compression.py", {"sharded": 3}),
     }
 
 
@@ -50,3 +51,18 @@ def test_what_is_no_compression_is_refused_and_ranks_that_differ_are_told(result
         assert "bfloat16, int8, int4, not 'int7'" in no_codec
         assert "as int8" in differ
         assert "as int4" in differ
+
+
+def test_fsdp_learns_as_much_with_compressed_gradients_and_parameters_and_sends_less(results: Results) -> None:
+    for result in results["sharded"]:
+        assert result.exit_code == 0, result.output
+    found = [result.reports[0]["found"] for result in results["sharded"]]
+    plain = found[0]["float32"]
+    # Two gathers of parameters and one reduction of gradients a step, all of them about as large.
+    for name, of_plain in (("gradients", (2 + 1 / 4) / 3), ("both", (1 + 1 / 4) / 3)):
+        assert len({one[name]["digest"] for one in found}) == 1
+        assert found[0][name]["digest"] != plain["digest"]
+        assert found[0][name]["loss"] <= 1.02 * plain["loss"], found[0]
+        assert sum(one[name]["bytes"] for one in found) <= (of_plain + 0.1) * sum(
+            one["float32"]["bytes"] for one in found
+        )

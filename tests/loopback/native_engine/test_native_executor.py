@@ -24,8 +24,7 @@ pytest.importorskip("hive_qos_native", reason="the native engine is not built he
 NATIVE = Settings(
     listen="127.0.0.1", broker="off", engine="native", job_secret=b"secret of the test", chunk_bytes=8 * 1024
 )
-PYTHON = replace(NATIVE, native_collectives=False)
-AIOQUIC = replace(PYTHON, engine="aioquic")
+PYTHON = replace(NATIVE, engine="aioquic")
 MIXED = [NATIVE, PYTHON, NATIVE]
 DTYPES = ["float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "bool", "complex64"]
 SEEDS = range(40)
@@ -121,11 +120,11 @@ def random_calls(groups: list[Group], seed: int) -> list[bytes]:
 
 
 def test_both_executors_give_the_same_bits_also_in_one_group(world):
-    mixed, python, engines = (world.connect(one) for one in (MIXED, [PYTHON] * 3, [NATIVE, AIOQUIC, NATIVE]))
+    mixed, python, native = (world.connect(one) for one in (MIXED, [PYTHON] * 3, [NATIVE] * 3))
     for seed in SEEDS:
         wanted = random_calls(python, seed)
         assert random_calls(mixed, seed) == wanted, seed
-        assert random_calls(engines, seed) == wanted, seed
+        assert random_calls(native, seed) == wanted, seed
 
 
 def test_python_hears_of_a_collective_and_not_of_its_chunks(world, monkeypatch):
@@ -260,11 +259,47 @@ def all_reduces(groups: list[Group], compression: str) -> list[bytes]:
 
 
 @pytest.mark.parametrize("compression", ["bfloat16", "int8", "int4"])
+@pytest.mark.parametrize(("size", "algorithm"), [(2, "direct"), (3, "direct"), (3, "exchange")])
+def test_both_executors_encode_to_the_same_bits_also_in_one_group(world, compression, size, algorithm):
+    def results(settings: list[Settings]) -> list[bytes]:
+        return all_reduces(world.connect([replace(one, algorithm=algorithm) for one in settings[:size]]), compression)
+
+    python = results([PYTHON] * 3)
+    assert results([NATIVE] * 3) == python
+    assert results(MIXED) == python
+
+
+def encoded_results(groups: list[Group], compression: str) -> list[bytes]:
+    """Two steps of the other collectives that encode; what each rank then has."""
+    random, size, results = np.random.default_rng(5), len(groups), []
+    for _ in range(2):
+        tensors = [random.standard_normal(ELEMS).astype(np.float32) for _ in groups]
+        shards = [np.empty(ELEMS // size, np.float32) for _ in groups]
+        gathered = [np.empty(size * ELEMS, np.float32) for _ in groups]
+        works = []
+        for group, tensor, shard, whole in zip(groups, tensors, shards, gathered, strict=True):
+            parts = tensor[: ELEMS // size * size]
+            works.append(group.all_gather(whole, tensor, compression=compression))
+            works.append(group.reduce_scatter(shard, parts, compression=compression, feedback="scattered"))
+        for work in works:
+            work.wait(LIMIT_S)
+            assert work.bytes_done == work.bytes_total
+        for work in [
+            group.reduce(one, 1, compression=compression, feedback="reduced")
+            for group, one in zip(groups, tensors, strict=True)
+        ]:
+            work.wait(LIMIT_S)
+        assert len({one.tobytes() for one in gathered}) == 1
+        results += [one.tobytes() for one in (*gathered, *shards, tensors[1])]
+    return results
+
+
+@pytest.mark.parametrize("compression", ["bfloat16", "int8", "int4"])
 @pytest.mark.parametrize("size", [2, 3])
-def test_both_executors_encode_to_the_same_bits_also_in_one_group(world, compression, size):
-    python = all_reduces(world.connect([PYTHON] * size), compression)
-    assert all_reduces(world.connect([NATIVE] * size), compression) == python
-    assert all_reduces(world.connect(MIXED[:size]), compression) == python
+def test_both_executors_encode_what_is_gathered_scattered_and_reduced_to_the_same_bits(world, compression, size):
+    python = encoded_results(world.connect([PYTHON] * size), compression)
+    assert encoded_results(world.connect([NATIVE] * size), compression) == python
+    assert encoded_results(world.connect(MIXED[:size]), compression) == python
 
 
 @pytest.mark.parametrize("compression", ["bfloat16", "int8", "int4"])

@@ -52,21 +52,3 @@ def latency(contender: str, trips_s: list[float], *, loaded: bool, repetition: i
         "bulk": {"bytes": 5e8, "seconds": 4.0} if loaded else None,
         "machine": machine(),
     }
-
-
-def allreduce(contender: str, seconds: float, *, repetition: int = 0) -> dict[str, Any]:
-    ranks = [
-        {"begin_s": 10.0, "end_s": 10.0 + seconds / 2, "cpu_s": 1.0},
-        {"begin_s": 10.1, "end_s": 10.0 + seconds, "cpu_s": 3.0},
-    ]
-    return {
-        "kind": "allreduce",
-        "scenario": "allreduce",
-        "case": "2 ranks",
-        "contender": contender,
-        "repetition": repetition,
-        "ranks": ranks,
-        "payload_bytes": 10**8,
-        "rate_bits_per_s": 10**9,
-        "machine": machine(),
-    }

@@ -120,19 +120,6 @@ def test_round_trips_give_median_and_99th_percentile_and_empty_sizes_nothing() -
     assert "median_s_64000" not in found
 
 
-def test_an_allreduce_lasts_from_the_first_start_to_the_last_end() -> None:
-    found = figures.allreduce(records.allreduce("gloo", 1.6))
-    assert found["seconds"] == pytest.approx(1.6)
-    assert found["cpu_s_per_rank"] == 2.0
-    assert found["of_bound"] == pytest.approx(0.5)  # 2 ranks move 1 x 100 MB: 0.8 s at 1 Gbit/s
-
-
-@pytest.mark.parametrize(("ranks", "seconds"), [(2, 0.8), (4, 1.2)])
-def test_the_bound_of_an_allreduce(ranks: int, seconds: float) -> None:
-    found = figures.allreduce_bound_s(ranks=ranks, payload_bytes=10**8, link_bits_per_s=10**9)
-    assert found == pytest.approx(seconds)
-
-
 def test_connections_cost_what_grew_by_their_number() -> None:
     record = {
         "dialled": {"connections": 100, "seconds": 2.0, "cpu_s": 1.0, "before_bytes": 10**6, "after_bytes": 3 * 10**6},

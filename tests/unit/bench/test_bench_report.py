@@ -45,8 +45,6 @@ def a_run() -> list[dict[str, Any]]:
             )
         rows.append(records.latency("native", [0.001] * 10, loaded=False, repetition=repetition))
         rows.append(records.latency("native", [0.003] * 10, loaded=True, repetition=repetition))
-        rows.append(records.allreduce("hive native", 1.0, repetition=repetition))
-        rows.append(records.allreduce("gloo", 1.4, repetition=repetition))
     return rows
 
 
@@ -66,16 +64,12 @@ def test_goals_are_judged_and_what_was_not_measured_is_neither() -> None:
     assert goal(found, "1 Gbit/s, 1 ms, offload: of iperf3 TCP")["passed"] is False  # 0.85
     assert goal(found, "1 Gbit/s, 1 ms, offload: receiver's CPU s/GB")["passed"] is False  # 0.2 / 0.09
     assert goal(found, "1 Gbit/s: 1 kB beside bulk, of idle")["passed"] is False  # three times
-    assert goal(found, "all_reduce, 2 ranks: times Gloo")["value"] == pytest.approx(1.4)
     assert goal(found, "loopback: of Gloo, ordinary packets")["passed"] is None
-    assert goal(found, "all_reduce, 4 ranks: times Gloo")["passed"] is None
 
 
-def test_warming_up_turns_and_failures_are_in_no_figure() -> None:
-    rows = [records.allreduce("gloo", 9.0, repetition=-1), *a_run()]
-    rows.append({"kind": "failure", "scenario": "lan", "contender": "aioquic", "error": "no time was left"})
+def test_failures_are_in_no_figure() -> None:
+    rows = [*a_run(), {"kind": "failure", "scenario": "lan", "contender": "aioquic", "error": "no time was left"}]
     found = report.compute(records.HEAD, rows)
-    assert cell(found, "gloo", "2 ranks")["figures"]["seconds"]["n"] == 3
     assert [failure["contender"] for failure in found["failures"]] == ["aioquic"]
 
 
@@ -120,7 +114,7 @@ def test_every_scenario_has_a_title_and_a_picture(tmp_path: Path) -> None:
     assert set(SCENARIOS) <= set(table.TITLES)
     assert set(SCENARIOS) == set(plots.PANELS)
     drawn = plots.draw(report.compute(records.HEAD, a_run()), tmp_path)
-    assert sorted(path.name for path in drawn) == ["allreduce.png", "lan.png", "latency.png"]
+    assert sorted(path.name for path in drawn) == ["lan.png", "latency.png"]
 
 
 def test_a_quick_run_is_smaller_in_every_respect() -> None:

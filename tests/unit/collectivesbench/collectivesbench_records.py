@@ -8,9 +8,10 @@ from typing import Any
 
 from tools.collectivesbench import networks
 from tools.collectivesbench.networks import Network
-from tools.collectivesbench.settings import MIB
+from tools.collectivesbench.settings import KIB, MIB
 
 M = 16 * MIB
+URGENT = 256 * KIB
 HEAD = {"kind": "run"}
 
 
@@ -51,4 +52,22 @@ def trained(
         "kind": kind, "scenario": kind, "case": network.name, "contender": contender, "task": "transformer",
         "repetition": seed, "loss": 0.1, "fell_s": fell_s, "network": asdict(network),
         "ranks": [first, {"cpu_s": 3.0, "reached": reached}],
+    }  # fmt: skip
+
+
+def urgent(contender: str, alone_s: float, beside_s: list[float], *, covered: list[bool]) -> dict[str, Any]:
+    """One turn of urgent operations, whose last rank begins a second after the first; all ranks end together."""
+    network = networks.equal(2, bits_per_s=100_000_000)
+
+    def rank(number: int) -> dict[str, Any]:
+        def turns(times_s: list[float]) -> list[tuple[float, float]]:
+            return [(99.0 + number, 100.0 + took_s) for took_s in times_s]
+
+        everywhere = covered if number else [True] * len(covered)
+        return {"alone": turns([alone_s] * 3), "beside": turns(beside_s), "covered": everywhere}
+
+    return {
+        "kind": "urgent", "scenario": "urgent", "case": network.name, "contender": contender, "task": "all_reduce",
+        "bytes": URGENT, "large_bytes": 64 * MIB, "repetition": 0, "network": asdict(network),
+        "ranks": [rank(number) for number in range(2)],
     }  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from collectivesbench_records import HEAD, M, record, trained
+from collectivesbench_records import HEAD, URGENT, M, record, trained, urgent
 
 from tools.collectivesbench import bounds, figures, networks, report
 from tools.collectivesbench.bounds import WIRE
@@ -176,3 +176,23 @@ def test_a_loss_that_knows_of_the_fall_fails_its_goal() -> None:
     entry = goal(report.compute(HEAD, [ours, theirs]), "loss, apart")
     assert entry["value"] == pytest.approx(0.05)
     assert entry["passed"] is False
+
+
+def test_an_urgent_operation_counts_while_the_large_one_is_under_way_on_every_rank() -> None:
+    found = figures.urgent(urgent("hive", 0.02, [0.03, 0.05, 0.9], covered=[True, True, False]))
+    assert (found["alone_s"], found["seconds"]) == (pytest.approx(0.02), pytest.approx(0.04))
+    assert found["times_alone"] == pytest.approx(2.0)
+    assert found["worst_s"] == pytest.approx(0.05)
+    assert found["links_s"] == pytest.approx(8 * URGENT * WIRE / 100e6)
+    with pytest.raises(ValueError, match="had ended"):
+        figures.urgent(urgent("hive", 0.02, [0.03], covered=[False]))
+
+
+def test_an_urgent_operation_may_take_twice_its_time_alone_and_what_a_chunk_takes_on_the_link() -> None:
+    chunk_s = 8 * figures.CHUNK_BYTES * WIRE / 100e6
+    for over, passed in ((-0.001, True), (0.001, False)):
+        rows = [
+            urgent("hive", 0.02, [chunk_s + 0.04 + over], covered=[True]),
+            urgent("gloo cubic", 0.02, [0.3], covered=[True]),
+        ]
+        assert goal(report.compute(HEAD, rows), "urgent beside")["passed"] is passed

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from collectivesbench_records import HEAD, record, trained
+from collectivesbench_records import HEAD, record, trained, urgent
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -25,6 +25,7 @@ def directory(tmp_path: Path) -> Path:
         for size in (MIB, 16 * MIB):
             writer.write(record(contender, size / 80e6, size=size))
         writer.write(record(contender, 0.5, scenario="host", network=networks.one_host(2)))
+        writer.write(urgent(contender, 0.02, [0.03], covered=[True]))
         writer.write(trained(contender, [0.5] * 30))
         writer.write(trained(contender, [0.5] * 30, fell_s=103.2))
     writer.write({"kind": "failure", "scenario": "lan", "contender": "gloo bbr", "error": "[bench] it broke"})
@@ -38,9 +39,13 @@ def test_a_report_is_strict_json_and_every_scenario_has_a_table_and_a_plot(direc
         json.dumps(found)
     )
     titles = [title for title, _, _ in table.sections(found)]
-    assert titles == [*(table.TITLES[name] for name in ("lan", "falling", "training", "host")), "Goals"]
+    assert titles == [
+        "In short",
+        *(table.TITLES[name] for name in ("lan", "urgent", "falling", "training", "host")),
+        "Goals",
+    ]
     made = {path.name for path in plots.draw(found, directory)}
-    assert made == {"lan.png", "falling.png", "training.png", "host.png"}
+    assert made == {"lan.png", "urgent.png", "falling.png", "training.png", "host.png"}
 
 
 def test_each_row_of_a_table_has_all_its_columns(directory: Path) -> None:
@@ -49,6 +54,7 @@ def test_each_row_of_a_table_has_all_its_columns(directory: Path) -> None:
         assert {len(row) for row in rows} == {len(heads)}
     lines = table.markdown(found).splitlines()
     assert any(line.startswith("| 1 Gbit/s, 2 ranks | all_reduce 16 MiB | hive |") for line in lines)
+    assert any(line.startswith("| 1 Gbit/s, 2 ranks | 16 MiB | 210 ms | 210 ms | 1.00 |") for line in lines), lines[:12]
 
 
 def test_what_failed_is_printed(directory: Path) -> None:

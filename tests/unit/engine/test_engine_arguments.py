@@ -58,10 +58,10 @@ def test_an_engine_of_another_process_or_a_closed_one_says_so() -> None:
 
 def test_settings_that_no_quic_can_have_are_refused() -> None:
     for datagram_bytes in (1200, 65000):
-        check_settings(replace(SETTINGS, datagram_bytes=datagram_bytes), engine="native", controllers=["cubic"])
+        check_settings(replace(SETTINGS, datagram_bytes=datagram_bytes), engine="native", controllers=["auto"])
     for datagram_bytes in (1199, 65001):
         with pytest.raises(MisuseError, match=f"datagrams of {datagram_bytes} bytes"):
-            check_settings(replace(SETTINGS, datagram_bytes=datagram_bytes), engine="native", controllers=["cubic"])
+            check_settings(replace(SETTINGS, datagram_bytes=datagram_bytes), engine="native", controllers=["auto"])
     with pytest.raises(ConfigurationError, match="the native engine has reno, bbr"):
         check_settings(SETTINGS, engine="native", controllers=["reno", "bbr"])
 

@@ -45,6 +45,9 @@ class FakeGroup:
     def site(self) -> CallContext:
         return CallContext(group=self.name, rank=self.rank, size=self.size)
 
+    def compression(self, *_: object) -> None:
+        """None: nothing is compressed."""
+
     def start(self, prepared: list[Call], *, timeout_s: float, priority: object) -> list[transport.Work]:
         return [getattr(self, call.operation.name.lower())(timeout_s=timeout_s) for call in prepared]
 

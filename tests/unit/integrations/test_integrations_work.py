@@ -56,7 +56,8 @@ def test_the_future_of_a_failed_work_raises_while_its_root_succeeds() -> None:
     part.finish(error=ConnectionLostError("h2", "silent", rank=1))
     with pytest.raises(RuntimeError, match=r"\[connection-lost\] lost rank 1"):
         work.get_future().wait()
-    assert work._root.wait() is None  # an exception set on this one would crash DDP
+    root, _ = work._futures[0]
+    assert root.wait() is None  # an exception set on this one would crash DDP
 
 
 def test_a_wait_that_is_too_short_names_the_bytes_done_and_leaves_the_work_running() -> None:
@@ -79,6 +80,24 @@ def test_it_ends_only_when_every_part_has_because_the_tensors_are_lent_until_the
     parts[1].finish()
     with pytest.raises(ConnectionLostError):
         work.wait()
+
+
+def test_a_work_that_is_only_waited_for_ends_without_another_thread() -> None:
+    part = Work("part")
+    work = make([part])
+    part.finish()
+    assert work.is_completed()
+
+
+def test_all_who_ask_for_the_future_get_the_same_one_before_the_end_and_after_it() -> None:
+    part = Work("part")
+    work, late = make([part]), make([part])
+    future = work.get_future()
+    assert not future.done()
+    part.finish()
+    assert work.get_future() is future
+    assert future.wait() is work.tensors
+    assert late.get_future().wait() is late.tensors
 
 
 def test_received_values_are_in_place_before_anybody_is_told() -> None:

@@ -40,6 +40,17 @@ def test_worse_is_beyond_both_spreads_and_the_margin(first: Any, last: Any, foun
     assert compare.regressions(first, last) == found
 
 
+def test_collectives_are_compared_by_operation_and_size_beside_gloo() -> None:
+    def collectives(median: float) -> Any:
+        times = {"gloo cubic": {"median": median, "low": median - 0.02, "high": median + 0.02, "n": 5}}
+        cell = {"scenario": "lan", "case": "1 Gbit/s, 2 ranks", "operation": "all_reduce", "contender": "hive"}
+        cells = [{**cell, "bytes": size, "times": times} for size in (2**14, 2**20)]
+        return {"run": {"versions": {"commit": "a"}}, "cells": cells, "goals": []}
+
+    found = [f"lan, 1 Gbit/s, 2 ranks: all_reduce {size} bytes: hive of gloo cubic" for size in (2**14, 2**20)]
+    assert compare.regressions(collectives(1.0), collectives(0.9)) == found
+
+
 def test_what_is_not_measured_any_more_is_worse() -> None:
     assert compare.regressions(report(1.0), {**report(1.0), "cells": []}) == [NAME]
 

@@ -97,9 +97,9 @@ class MemoryNetwork:
         ) -> MemoryEngine:
             return MemoryEngine(self, settings=settings, on_events=on_events)
 
-        def open_sockets(_settings: Settings, _hint: str) -> Sockets:
+        def open_sockets(_settings: Settings, _hint: str) -> list[Sockets]:
             compute, bulk = FakeSocket(next(self.ports)), FakeSocket(next(self.ports))
-            return Sockets(compute, bulk, "127.0.0.1")  # type: ignore[arg-type]
+            return [Sockets(compute, bulk, "127.0.0.1")]  # type: ignore[arg-type]
 
         def own_identity(_settings: Settings, rank: int) -> Identity:
             node = f"rank-{rank}"

@@ -82,6 +82,55 @@ def test_feedback_makes_up_for_what_was_left_out_and_goes_by_its_name(make_world
     assert off["one"] < off["none"] / 4
 
 
+def test_feedback_of_a_reduce_scatter_makes_up_for_what_was_left_out(make_world):
+    world = make_world(3, algorithm="direct")
+    elems = ELEMS // 3 * 3
+
+    def mean(group: Group, name: object) -> np.ndarray:
+        total = np.zeros(elems // 3)
+        for _ in range(16):
+            output = np.empty(elems // 3, "f4")
+            group.reduce_scatter(output, gradient(group.rank)[:elems], compression="int4", feedback=name).wait(30)
+            total += output
+        return total / 16
+
+    wanted = np.split(TOTAL[:elems], 3)
+    off = {
+        name: max(np.abs(one - part).max() for one, part in zip(world.results(body), wanted, strict=True))
+        for name, body in ((name, lambda group, name=name: mean(group, name)) for name in (None, "a"))
+    }
+    assert 0 < off["a"] < off[None] / 4
+
+
+def test_a_group_s_compression_leaves_what_is_gathered_exact_unless_it_is_asked_for(make_world):
+    world = make_world(3)
+
+    def body(group: Group) -> list[np.ndarray]:
+        some = group.subgroup([0, 1, 2], compression="int8")
+        exact, rounded = np.empty((3, ELEMS), "f4"), np.empty((3, ELEMS), "f4")
+        some.all_gather(exact.reshape(-1), gradient(group.rank)).wait(30)
+        some.all_gather(rounded.reshape(-1), gradient(group.rank), compression="int8").wait(30)
+        return [exact, rounded]
+
+    ranks = world.results(body)
+    wanted = np.stack([gradient(rank) for rank in range(3)])
+    assert all(np.array_equal(exact, wanted) for exact, _ in ranks)
+    assert len({rounded.tobytes() for _, rounded in ranks}) == 1
+    assert 0 < np.abs(ranks[0][1] - wanted).max() <= np.abs(wanted).max() / 254 + 1e-6
+
+
+def test_ranks_that_compress_what_they_scatter_differently_are_told(make_world):
+    world = make_world(2)
+
+    def body(group: Group) -> str:
+        output, codec = np.empty(ELEMS // 2, "f4"), ["int8", ""][group.rank]
+        with pytest.raises(HiveError) as raised:
+            group.reduce_scatter(output, gradient(group.rank), compression=codec).wait(30)
+        return str(raised.value)
+
+    assert any("as int8" in text for text in world.results(body))
+
+
 def test_an_operation_that_fails_leaves_nothing_to_make_up_for(make_world):
     world = make_world(2)
 

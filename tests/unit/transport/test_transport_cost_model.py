@@ -69,6 +69,11 @@ def test_two_ranks_exchange_small_tensors_over_long_ways():
     assert (taken(choice), choice.reason) == ("direct", "exchange is not 20 % better")
 
 
+def test_two_ranks_exchange_what_is_small_although_they_never_measure_their_way():
+    for nbytes, name in ((4096, "exchange"), (16 * 1024, "exchange"), (16 * MIB, "direct")):
+        assert taken(choose(problem_of("all_reduce", nbytes=nbytes, size=2), Network.uniform(2))) == name
+
+
 def test_equal_links_take_equal_shares_also_where_measured_rates_differ_a_little():
     problem = problem_of("all_reduce", nbytes=16 * MIB, size=4)
     assert taken(choose(problem, links(100, 100, 100, 100))) == "direct"

@@ -187,14 +187,14 @@ def test_connecting_in_vain_leaves_no_thread_and_no_socket(missing, monkeypatch)
     wait_until(
         lambda: not any(one.name.startswith(("hive-transport", "memory-engine")) for one in threading.enumerate())
     )
-    assert [(one.compute.closed, one.bulk.closed) for one in sockets] == [(True, True)]
+    assert [(one.compute.closed, one.bulk.closed) for (one,) in sockets] == [(True, True)]
 
 
 def test_a_peer_that_dials_before_its_events_can_be_taken_is_connected_all_the_same(make_world, monkeypatch, caplog):
     dialled = threading.Event()
     serve, handle = Bootstrap.serve, Endpoint.handle
 
-    def serve_and_be_held_up(bootstrap: Bootstrap, engine: Any, hello: Any) -> tuple[int, int]:
+    def serve_and_be_held_up(bootstrap: Bootstrap, engine: Any, hello: Any) -> list[tuple[int, int]]:
         numbers = serve(bootstrap, engine, hello)
         if hello[HELLO_RANK] == 1:
             assert dialled.wait(LIMIT_S)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import sys
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -20,8 +22,15 @@ from transport.collectives.algorithms.registry import schedule_of
 from transport.collectives.membership import agreement_group
 from transport.collectives.planning.agreement import FIXED, agree, operations_until_next, row_of
 from transport.collectives.planning.cost_model import Network, choose
-from transport.collectives.planning.link_rates import SLOT_S, WINDOW_SLOTS, WINDOWS_KEPT, LinkRates, LinkReport
-from transport.collectives.planning.planner import INTERVAL_FIRST, LAG, OPERATIONS_MAX, Planner
+from transport.collectives.planning.link_rates import (
+    SLOT_S,
+    WINDOW_SLOTS,
+    WINDOWS_KEPT,
+    LinkRates,
+    LinkReport,
+    together,
+)
+from transport.collectives.planning.planner import CHOICES_KEPT, INTERVAL_FIRST, LAG, OPERATIONS_MAX, Planner
 from transport.collectives.problem import Operation, Problem
 from transport.engine.base import ConnectionStatistics
 
@@ -48,7 +57,7 @@ def near_and_far(rank: int) -> dict[int, int]:
 
 def test_sites_are_found_from_round_trips_and_their_links_from_what_crossed():
     reports = [link(900, rtt_us=near_and_far(rank), far_mbit=48) for rank in range(4)]
-    table = agree(rows_of(reports, table=Network.uniform(4)), Network.uniform(4))
+    table = agree(rows_of(reports, table=Network.uniform(4)), Network.uniform(4), number=1)
     assert table.sites == (0, 0, 1, 1)
     assert table.site_up_bits_per_s == (96 * MBIT, 96 * MBIT)
     assert table.latency_us[0] == (0, 150, 20_000, 20_000)
@@ -57,23 +66,26 @@ def test_sites_are_found_from_round_trips_and_their_links_from_what_crossed():
 def test_sites_that_all_ranks_name_are_taken_and_one_name_alone_is_not():
     reports = [link(100, rtt_us=near_and_far(rank)) for rank in range(4)]
     rows = rows_of(reports, table=Network.uniform(4), sites=["a", "b", "a", "b"])
-    assert agree(rows, Network.uniform(4)).sites == (0, 1, 0, 1)
+    assert agree(rows, Network.uniform(4), number=1).sites == (0, 1, 0, 1)
     rows = rows_of(reports, table=Network.uniform(4), sites=["a", "", "", ""])
-    assert agree(rows, Network.uniform(4)).sites == (0, 0, 1, 1)
+    assert agree(rows, Network.uniform(4), number=1).sites == (0, 0, 1, 1)
 
 
-def test_a_rank_that_measured_nothing_has_the_others_median_and_ranks_without_round_trips_are_apart():
+def test_a_link_that_was_never_the_slow_one_counts_as_fast_and_ranks_without_round_trips_are_apart():
     reports = [link(mbit, rtt_us={}) for mbit in (100, 0, 25)]
-    table = agree(rows_of(reports, table=Network.uniform(3)), Network.uniform(3))
-    assert table.up_bits_per_s == (100 * MBIT, 25 * MBIT, 25 * MBIT)
+    table = agree(rows_of(reports, table=Network.uniform(3)), Network.uniform(3), number=1)
+    assert table.up_bits_per_s == (100 * MBIT, 1000 * MBIT, 25 * MBIT)
     assert table.sites == (0, 1, 2)
+    reports = [link(mbit, rtt_us={}) for mbit in (5000, 0, 25)]
+    table = agree(rows_of(reports, table=table), table, number=2)
+    assert table.up_bits_per_s == (5000 * MBIT, 5000 * MBIT, 25 * MBIT)
 
 
 @pytest.mark.parametrize(("mbit", "number"), [(101, 1), (120, 1), (80, 1), (25, 2), (200, 2)])
 def test_a_table_is_replaced_when_a_rate_changes_by_more_than_the_band(mbit, number):
     def table_of(rate: int, previous: Network) -> Network:
         reports = [link(100, rtt_us={}), link(100, rtt_us={}), link(rate, rtt_us={})]
-        return agree(rows_of(reports, table=previous), previous)
+        return agree(rows_of(reports, table=previous), previous, number=previous.number + 1)
 
     first = table_of(100, Network.uniform(3))
     assert table_of(mbit, first).number == number
@@ -81,18 +93,18 @@ def test_a_table_is_replaced_when_a_rate_changes_by_more_than_the_band(mbit, num
 
 def test_ranks_that_held_different_tables_all_take_the_new_one():
     reports = [link(100, rtt_us={}) for _ in range(3)]
-    first = agree(rows_of(reports, table=Network.uniform(3)), Network.uniform(3))
+    first = agree(rows_of(reports, table=Network.uniform(3)), Network.uniform(3), number=1)
     other = replace(first, up_bits_per_s=(1, 2, 3), number=5)
     rows = [rows_of(reports, table=table)[rank] for rank, table in enumerate((first, first, other))]
-    assert agree(rows, first) == agree(rows, other)
-    assert agree(rows, first).number == 6
+    assert agree(rows, first, number=6) == agree(rows, other, number=6)
+    assert agree(rows, first, number=6).number == 6
 
 
 @given(data=st.data(), size=st.integers(3, 5))
 def test_whatever_ranks_say_of_their_links_there_is_a_table_and_a_choice(data, size):
     numbers = st.lists(st.integers(-(2**63), 2**63 - 1), min_size=FIXED + size, max_size=FIXED + size)
     rows = [np.array(data.draw(numbers), dtype=np.int64) for _ in range(size)]
-    table = agree(rows, Network.uniform(size))
+    table = agree(rows, Network.uniform(size), number=1)
     assert all(rate > 0 for rate in (*table.up_bits_per_s, *table.down_bits_per_s, *table.site_up_bits_per_s))
     assert operations_until_next(rows, every_s=2.0, at_least=4, at_most=512) in range(4, 513)
     problem = Problem(operation=Operation.ALLREDUCE, rank=0, size=size, item_bytes=4, counts=(10**6,))
@@ -157,6 +169,16 @@ def test_agreements_become_rare_where_nothing_is_measured():
     assert due == [0, 2, 6, 14, 30, 62, 126, 254, 510]
 
 
+def test_one_rank_that_measured_something_keeps_agreements_frequent():
+    planner, due = Planner(ranks=range(3), forced="", site=""), []
+    for number in range(1000):
+        if planner.is_due(number):
+            due.append(number)
+            row = planner.begin(number, link(0, rtt_us={}), now_s=1 + 0.02 * number)
+            planner.agreed([row, row, replace_rate(row, 25 * MBIT)])
+    assert all(1.9 <= 0.02 * (later - one) <= 2.1 for one, later in itertools.pairwise(due[1:]))
+
+
 def test_two_ranks_never_agree():
     assert not any(Planner(ranks=range(2), forced="", site="").is_due(number) for number in range(1000))
 
@@ -205,10 +227,10 @@ def test_a_link_s_rate_is_the_most_of_its_last_busy_windows_over_all_peers():
     link = Link()
     for mbit in (40, 100, 60):
         link.carry(up_mbit=mbit, down_mbit=2 * mbit, slots=2 * WINDOW_SLOTS)
-    report = link.report(2)
+    report = link.report()
     assert report.up_bits_per_s == pytest.approx(100 * MBIT, rel=0.01)
     assert report.down_bits_per_s == pytest.approx(200 * MBIT, rel=0.01)
-    assert report.far_up_bits_per_s == pytest.approx(50 * MBIT, rel=0.01)
+    assert link.report(2).far_up_bits_per_s == pytest.approx(50 * MBIT, rel=0.01)
     assert report.rtt_us == {1: 10_000, 2: 10_000}
     link.carry(up_mbit=25, down_mbit=25, slots=WINDOWS_KEPT + WINDOW_SLOTS)
     assert link.report().up_bits_per_s == pytest.approx(25 * MBIT, rel=0.01)
@@ -223,6 +245,48 @@ def test_a_link_that_idles_between_bursts_is_not_taken_for_a_slow_one():
     link.carry(up_mbit=1000, down_mbit=1000, took_s=10.0)  # across an idle time
     assert link.report().up_bits_per_s == pytest.approx(100 * MBIT, rel=0.01)
     assert link.report().down_bits_per_s == pytest.approx(MBIT, rel=0.01)
+
+
+def carry_to(rates: LinkRates, mbit_of_peers: list[dict[int, int]]) -> None:
+    """One slot for each item: how much goes to each peer, and comes from it."""
+    sent, rtt_s = dict.fromkeys(mbit_of_peers[0], 0), {1: 0.0003, 2: 0.04, 3: 0.04}
+    for number, slot in enumerate(mbit_of_peers):
+        for peer, mbit in slot.items():
+            sent[peer] += int(mbit * MBIT / 8 * SLOT_S)
+        connections = {
+            peer: replace(statistics(delivered=nbytes, received=nbytes), rtt_s_min=rtt_s[peer])
+            for peer, nbytes in sent.items()
+        }
+        rates.sample(100.0 + number * SLOT_S, connections)
+
+
+def test_a_fast_link_that_waits_for_a_slow_peer_is_not_taken_for_a_slow_one():
+    rates = LinkRates()
+    to_all, to_the_slow_one = {1: 46, 2: 46, 3: 8}, {1: 0, 2: 0, 3: 8}
+    carry_to(rates, [{1: 0, 2: 0, 3: 0}] * 2 + [to_all] * 10 + [to_the_slow_one] * 2 * WINDOWS_KEPT)
+    report = rates.report(frozenset())
+    assert report.up_bits_per_s == report.down_bits_per_s == pytest.approx(100 * MBIT, rel=0.01)
+
+
+def test_a_link_that_is_slow_itself_is_known_within_the_windows_that_are_kept():
+    rates = LinkRates()
+    carry_to(rates, [{1: 33, 2: 33, 3: 33}] * 20 + [{1: 8, 2: 8, 3: 8}] * (WINDOWS_KEPT + WINDOW_SLOTS))
+    assert rates.report(frozenset()).up_bits_per_s == pytest.approx(24 * MBIT, rel=0.01)
+
+
+def test_a_link_that_waits_for_what_leads_to_other_sites_says_nothing_of_itself():
+    rates, far = LinkRates(), frozenset({2, 3})
+    burst_at_first = [{1: 400, 2: 25, 3: 25}] + [{1: 0, 2: 25, 3: 25}] * 9
+    carry_to(rates, [{1: 0, 2: 0, 3: 0}] * 2 + burst_at_first * 5)
+    report = rates.report(far)
+    assert report.up_bits_per_s == 0
+    assert report.far_up_bits_per_s == pytest.approx(50 * MBIT, rel=0.01)
+    as_they_pass_it_on = LinkRates()
+    carry_to(as_they_pass_it_on, [{1: 0, 2: 0, 3: 0}] * 2 + [{1: 100, 2: 25, 3: 25}] * 10)
+    assert as_they_pass_it_on.report(far).up_bits_per_s == 0
+    among_themselves = LinkRates()
+    carry_to(among_themselves, [{1: 0, 2: 0, 3: 0}] * 2 + [{1: 100, 2: 100, 3: 2}] * 10)
+    assert among_themselves.report(frozenset({3})).up_bits_per_s == pytest.approx(202 * MBIT, rel=0.01)
 
 
 def test_a_group_agrees_beside_its_operations_and_goes_on(make_world):
@@ -353,3 +417,37 @@ def test_the_agreement_of_a_group_is_in_a_group_that_no_user_can_name(make_world
     world = make_world(2)
     with pytest.raises(Exception, match=r"no '\|'"):
         world.groups[0].subgroup([0, 1], name=agreement_group("w"))
+
+
+def test_what_is_explained_may_be_added_to_meanwhile():
+    planner, over = Planner(ranks=range(4), forced="direct", site=""), threading.Event()
+    before_s = sys.getswitchinterval()
+
+    def plan() -> None:
+        for elems in itertools.cycle(range(400)):
+            planner.latest(Problem(operation=Operation.ALLREDUCE, rank=0, size=4, item_bytes=4, counts=(elems,)))
+            if over.is_set():
+                return
+
+    threads = [threading.Thread(target=plan) for _ in range(3)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in range(500):
+            planner.explain()
+    finally:
+        sys.setswitchinterval(before_s)
+        over.set()
+        for thread in threads:
+            thread.join()
+    explained = planner.explain()["collectives"]
+    assert isinstance(explained, list)
+    assert len(explained) <= CHOICES_KEPT
+
+
+def test_two_connections_to_a_rank_count_together_what_goes_through_memory_too() -> None:
+    one = replace(statistics(delivered=1, received=10), shared_sent_bytes=100, shared_received_bytes=1000)
+    both = together(one, replace(one, rtt_s_min=0.005))
+    assert (both.delivered_bytes, both.received_bytes, both.rtt_s_min) == (2, 20, 0.005)
+    assert (both.shared_sent_bytes, both.shared_received_bytes) == (200, 2000)

@@ -9,52 +9,18 @@ It goes before ordinary programs on the processor, so that its own waiting is no
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import select
-import socket
-import struct
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
+from hive_qos.netlink import NetlinkSocket
+from shaping.netlink.fast_path import RTM_NEWTCLASS, decode_class, decode_object
 from tools.brokerbench.programs.ending import SECONDS_MAX, Ending
 
-RTMGRP_TC, RTM_NEWTCLASS = 8, 40
-TCA_OPTIONS, TCA_HTB_PARMS = 2, 1
-NLA_TYPE_MASK = 0x3FFF
-HEADER, TCMSG = struct.Struct("=IHHII"), struct.Struct("=BxxxiIII")
-RATE_AT, CEIL_AT = 8, 20
-"""In `struct tc_htb_opt`: bytes a second, in the last four of twelve bytes each."""
-
-
-def changes(data: bytes) -> Iterator[dict[str, int]]:
-    """The classes that a datagram of netlink tells of."""
-    while len(data) >= HEADER.size:
-        length, kind, _flags, _sequence, _port = HEADER.unpack_from(data)
-        if length < HEADER.size:
-            return
-        message, data = data[HEADER.size : length], data[(length + 3) & ~3 :]
-        if kind != RTM_NEWTCLASS:
-            continue
-        _family, _interface, handle, _parent, _info = TCMSG.unpack_from(message)
-        options = dict(_attributes(message[TCMSG.size :])).get(TCA_OPTIONS, b"")
-        parameters = dict(_attributes(options)).get(TCA_HTB_PARMS, b"")
-        if len(parameters) >= CEIL_AT + 4:
-            (rate,), (ceil,) = (
-                struct.unpack_from("=I", parameters, RATE_AT),
-                struct.unpack_from("=I", parameters, CEIL_AT),
-            )
-            yield {"minor": handle & 0xFFFF, "rate_bits_per_s": 8 * rate, "ceil_bits_per_s": 8 * ceil}
-
-
-def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
-    while len(data) >= 4:
-        length, kind = struct.unpack_from("=HH", data)
-        if length < 4:
-            return
-        yield kind & NLA_TYPE_MASK, data[4:length]
-        data = data[(length + 3) & ~3 :]
+_RTMGRP_TC = 8  # linux/rtnetlink.h
 
 
 def main() -> None:
@@ -63,20 +29,21 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
     ending = Ending(options.seconds_max)
-    with (
-        socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as sock,
-        options.output.open("a") as out,
-    ):
-        sock.bind((0, RTMGRP_TC))
+    events = NetlinkSocket(groups=_RTMGRP_TC)
+    with contextlib.closing(events), options.output.open("a") as out:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
         while ending.in_time:
-            ready = select.select([sock, ending.descriptor], [], [], 1.0)[0]
+            ready = select.select([events, ending.descriptor], [], [], 1.0)[0]
             if ending.descriptor in ready and ending.closed():
                 return
-            if sock in ready:
-                data, now_s = sock.recv(65536), time.monotonic()
-                for change in changes(data):
-                    out.write(json.dumps({"t_s": now_s, **change}) + "\n")
+            if events in ready:
+                messages, now_s = events.receive(), time.monotonic()
+                for kind, _, _, body in messages:
+                    found = decode_object(kind, body) if kind == RTM_NEWTCLASS else None
+                    if found is not None and found.kind == "htb":
+                        spec = decode_class(found)
+                        rates = {"rate_bits_per_s": spec.rate_bits_per_s, "ceil_bits_per_s": spec.ceil_bits_per_s}
+                        out.write(json.dumps({"t_s": now_s, "minor": spec.minor, **rates}) + "\n")
                 out.flush()
 
 

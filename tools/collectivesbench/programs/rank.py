@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from tools.bench.programs.conversation import Begun, Order, cpu_s, serve
+from tools.collectivesbench.programs import urgent
 from tools.collectivesbench.programs.training import train
 
 TIMEOUT = datetime.timedelta(seconds=300)
@@ -63,6 +64,10 @@ class RankSide:
         if not right:
             raise RuntimeError(f"the result of {order['operation']} is wrong")
         return {"begin_s": begin_s, "end_s": end_s, **used}
+
+    def urgent(self, order: Order, begun: Begun) -> Mapping[str, Any]:
+        """Time urgent all-reduces alone and beside a large one."""
+        return urgent.measure(order, begun)
 
     def train(self, order: Order, begun: Begun) -> Mapping[str, Any]:
         """Train a model; the curve is rank 0's to tell."""
@@ -132,7 +137,7 @@ def main() -> None:
     parser.add_argument("--compression", default="")
     side = RankSide(parser.parse_args())
     try:
-        serve({"join": side.join, "collective": side.collective, "train": side.train})
+        serve({"join": side.join, "collective": side.collective, "urgent": side.urgent, "train": side.train})
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from transport.collectives.algorithms.messages import Messages
-from transport.collectives.algorithms.traffic import Traffic, no_pairs, to_all
+from transport.collectives.algorithms.traffic import Traffic, no_pairs, sent_bytes, to_all
 from transport.collectives.algorithms.window import Window
 from transport.collectives.partition import Chunk, cut, cut_chunks, cut_shards
 from transport.collectives.problem import Plan, Problem
@@ -32,7 +32,7 @@ def all_reduce(problem: Problem, plan: Plan) -> Schedule:
     messages = Messages(builder, problem)
     sent = _contribute(builder, problem, chunks, messages)
     for chunk, target, reduced in _own(builder, problem, chunks, in_place=True, messages=messages):
-        messages.send(builder.others(), 2 * chunk.number + 1, target, (reduced,), of=target, adopts=True)
+        messages.send(builder.others(), 2 * chunk.number + 1, target, (reduced,), of=target, adopts=target)
     for chunk in chunks:
         if chunk.owner != problem.rank:
             # Our contribution lies where the result will: it has to be with the owner, or encoded, before.
@@ -56,19 +56,21 @@ def reduce(problem: Problem, plan: Plan) -> Schedule:
         for chunk in chunks:
             if chunk.owner != problem.rank:
                 region = region_of(problem, 0, chunk.start, chunk.stop)
-                builder.receive(chunk.owner, 2 * chunk.number + 1, region, sent[chunk.number])
+                messages.receive(chunk.owner, 2 * chunk.number + 1, region, sent[chunk.number])
     return builder.done()
 
 
 def reduce_scatter(problem: Problem, _plan: Plan) -> Schedule:
     """Buffer `size` gets the reduction of every rank's buffer `rank`; buffers 0 to size - 1 are only read."""
     builder = Builder(problem.rank, problem.size)
+    messages = Messages(builder, problem)
     for peer in builder.others():
         for part, (start, stop) in enumerate(cut_chunks(0, problem.counts[peer], problem.chunk_elems)):
-            builder.send(peer, part, region_of(problem, peer, start, stop))
+            region = region_of(problem, peer, start, stop)
+            messages.send([peer], part, region, of=region)
     runs = cut_chunks(0, problem.counts[problem.rank], problem.chunk_elems)
     chunk_bytes = max((stop - start for start, stop in runs), default=0) * problem.item_bytes
-    window = Window(builder, others=problem.size - 1, chunk_bytes=chunk_bytes, chunk_count=len(runs))
+    window = Window(builder, others=problem.size - 1, chunk_bytes=chunk_bytes, chunk_count=len(runs), messages=messages)
     for part, (start, stop) in enumerate(runs):
         own = region_of(problem, problem.rank, start, stop)
         target = region_of(problem, problem.size, start, stop)
@@ -108,6 +110,22 @@ def broadcast(problem: Problem, plan: Plan) -> Schedule:
     return builder.done()
 
 
+def all_gather(problem: Problem, _plan: Plan) -> Schedule:
+    """Buffer size + rank arrives in everybody's buffer `rank`."""
+    builder = Builder(problem.rank, problem.size)
+    messages = Messages(builder, problem)
+    rank, size = problem.rank, problem.size
+    for origin in builder.others():
+        for part, (start, stop) in enumerate(cut_chunks(0, problem.receive_counts[origin], problem.chunk_elems)):
+            messages.receive(origin, part, region_of(problem, origin, start, stop))
+    for part, (start, stop) in enumerate(cut_chunks(0, problem.counts[rank], problem.chunk_elems)):
+        source, target = region_of(problem, size + rank, start, stop), region_of(problem, rank, start, stop)
+        messages.send(builder.others(), part, source, adopts=target)
+        if not problem.codec:
+            builder.copy(target, source)
+    return builder.done()
+
+
 def exchange(problem: Problem, _plan: Plan) -> Schedule:
     """Buffer size + i goes to rank i, and arrives in its buffer `rank`; the general form of every direct exchange."""
     builder = Builder(problem.rank, problem.size)
@@ -138,23 +156,24 @@ def barrier(problem: Problem, _plan: Plan) -> Schedule:
 def all_reduce_traffic(problem: Problem, plan: Plan) -> Traffic:
     """What `all_reduce` sends: every rank a contribution to each owner, each owner its result to all."""
     owned = _owned_bytes(problem, plan, owner=problem.turn % problem.size)
-    encoded = [0] * problem.size
-    for chunk in chunks_of(problem, plan, owner=problem.turn % problem.size):
-        encoded[chunk.owner] += problem.message_bytes(chunk.stop - chunk.start)
-    by_owner = to_all(problem.size, encoded)
+    by_owner = to_all(problem.size, _sent_bytes(problem, plan, owner=problem.turn % problem.size))
     return Traffic(
         by_owner + by_owner.T,
         latencies=2,
         messages=2 * (problem.size - 1),
         reduced_bytes=problem.size * max(owned),
+        coded_bytes=2 * sum(owned) + (problem.size - 1) * max(owned) if problem.codec else 0,
     )
 
 
 def reduce_traffic(problem: Problem, plan: Plan) -> Traffic:
     """What `reduce` sends."""
     owned = _owned_bytes(problem, plan, owner=problem.root)
-    pairs = to_all(problem.size, owned).T.copy()
-    for rank, nbytes in enumerate(owned):
+    sent = _sent_bytes(problem, plan, owner=problem.root)
+    coded = [sum(owned) + (problem.size - 1) * one for one in owned]
+    coded[problem.root] += sum(owned) - 2 * owned[problem.root]
+    pairs = to_all(problem.size, sent).T.copy()
+    for rank, nbytes in enumerate(sent):
         if rank != problem.root:
             pairs[rank, problem.root] += nbytes
     one_owner = sum(nbytes > 0 for nbytes in owned) <= 1
@@ -163,17 +182,20 @@ def reduce_traffic(problem: Problem, plan: Plan) -> Traffic:
         latencies=1 if one_owner else 2,
         messages=(1 if one_owner else 2) * (problem.size - 1),
         reduced_bytes=problem.size * max(owned),
+        coded_bytes=max(coded) if problem.codec else 0,
     )
 
 
 def reduce_scatter_traffic(problem: Problem, _plan: Plan) -> Traffic:
     """What `reduce_scatter` sends."""
     nbytes = [count * problem.item_bytes for count in problem.counts]
+    coded = sum(nbytes) + (problem.size - 2) * max(nbytes)
     return Traffic(
-        to_all(problem.size, nbytes).T,
+        to_all(problem.size, [sent_bytes(problem, count) for count in problem.counts]).T,
         latencies=1,
         messages=2 * (problem.size - 1),
         reduced_bytes=problem.size * max(nbytes),
+        coded_bytes=coded if problem.codec else 0,
     )
 
 
@@ -194,9 +216,14 @@ def broadcast_traffic(problem: Problem, plan: Plan) -> Traffic:
 
 
 def all_gather_traffic(problem: Problem, _plan: Plan) -> Traffic:
-    """What `exchange` sends, where each rank sends the same to all."""
-    nbytes = [count * problem.item_bytes for count in problem.receive_counts]
-    return Traffic(to_all(problem.size, nbytes), latencies=1, messages=2 * (problem.size - 1))
+    """What `all_gather` sends."""
+    counts = problem.receive_counts
+    return Traffic(
+        to_all(problem.size, [sent_bytes(problem, count) for count in counts]),
+        latencies=1,
+        messages=2 * (problem.size - 1),
+        coded_bytes=(sum(counts) + max(counts)) * problem.item_bytes if problem.codec else 0,
+    )
 
 
 def barrier_traffic(problem: Problem, _plan: Plan) -> Traffic:
@@ -234,6 +261,14 @@ def _owner_weights(problem: Problem, plan: Plan, owner: int) -> Sequence[int]:
 def _owned_bytes(problem: Problem, plan: Plan, *, owner: int) -> list[int]:
     shards = cut_shards(problem.counts[0], _owner_weights(problem, plan, owner))
     return [(stop - start) * problem.item_bytes for start, stop in shards]
+
+
+def _sent_bytes(problem: Problem, plan: Plan, *, owner: int) -> list[int]:
+    """Of each owner's shard, as messages have it."""
+    nbytes = [0] * problem.size
+    for chunk in chunks_of(problem, plan, owner=owner):
+        nbytes[chunk.owner] += problem.message_bytes(chunk.stop - chunk.start)
+    return nbytes
 
 
 def _relay_weights(problem: Problem, plan: Plan) -> Sequence[int]:
@@ -283,6 +318,6 @@ def _own(
         place = own if in_place else None
         target, step = window.reduce(2 * chunk.number, contributors=range(problem.size), own=own, target=place)
         if result_to is not None:
-            window.busy_until(builder.send(result_to, 2 * chunk.number + 1, target, (step,)))
+            window.busy_until(*messages.send([result_to], 2 * chunk.number + 1, target, (step,), of=own))
         reduced.append((chunk, target, step))
     return reduced

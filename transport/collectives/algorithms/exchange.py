@@ -25,7 +25,7 @@ def all_reduce(problem: Problem, _plan: Plan) -> Schedule:
     window = Window(builder, others=problem.size - 1, chunk_bytes=chunk_bytes, chunk_count=len(runs), messages=messages)
     regions = [region_of(problem, 0, start, stop) for start, stop in runs]
     sent = [
-        messages.send(builder.others(), part, region, of=region, adopts=True) for part, region in enumerate(regions)
+        messages.send(builder.others(), part, region, of=region, adopts=region) for part, region in enumerate(regions)
     ]
     for part, region in enumerate(regions):
         # The result goes where our values are: they have to be with everybody before.
@@ -42,4 +42,5 @@ def all_reduce_traffic(problem: Problem, _plan: Plan) -> Traffic:
         latencies=1,
         messages=2 * (problem.size - 1),
         reduced_bytes=problem.size * elems * problem.item_bytes,
+        coded_bytes=(problem.size + 1) * elems * problem.item_bytes if problem.codec else 0,
     )

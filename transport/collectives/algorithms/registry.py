@@ -51,16 +51,17 @@ ALGORITHMS: Mapping[Operation, Mapping[str, Algorithm]] = {
         "tree": Algorithm(tree.broadcast, tree.broadcast_traffic),
     },
     Operation.REDUCE: {
-        "direct": Algorithm(direct.reduce, direct.reduce_traffic),
-        "weighted": Algorithm(direct.reduce, direct.reduce_traffic),
+        "direct": Algorithm(direct.reduce, direct.reduce_traffic, encodes=True),
+        "weighted": Algorithm(direct.reduce, direct.reduce_traffic, encodes=True),
+        "two_level": Algorithm(two_level.reduce, two_level.reduce_traffic, encodes=True),
     },
     Operation.REDUCE_SCATTER: {
-        "direct": Algorithm(direct.reduce_scatter, direct.reduce_scatter_traffic),
-        "two_level": Algorithm(two_level.reduce_scatter, two_level.reduce_scatter_traffic),
+        "direct": Algorithm(direct.reduce_scatter, direct.reduce_scatter_traffic, encodes=True),
+        "two_level": Algorithm(two_level.reduce_scatter, two_level.reduce_scatter_traffic, encodes=True),
     },
     Operation.ALL_GATHER: {
-        "direct": Algorithm(direct.exchange, direct.all_gather_traffic),
-        "two_level": Algorithm(two_level.all_gather, two_level.all_gather_traffic),
+        "direct": Algorithm(direct.all_gather, direct.all_gather_traffic, encodes=True),
+        "two_level": Algorithm(two_level.all_gather, two_level.all_gather_traffic, encodes=True),
         "doubling": Algorithm(doubling.all_gather, doubling.all_gather_traffic),
     },
     Operation.BARRIER: {

@@ -9,6 +9,9 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from transport.collectives.partition import cut_chunks
+from transport.collectives.problem import Problem
+
 Matrix: TypeAlias = npt.NDArray[np.int64]
 
 
@@ -23,6 +26,7 @@ class Traffic:
         messages: that the busiest rank sends and receives, where one waits for another or for its processor: of
             large tensors those of the first chunk, since later ones overlap with it.
         reduced_bytes: input of the reductions of the busiest rank.
+        coded_bytes: of values that the busiest rank encodes and decodes; 0 without a codec.
     """
 
     pairs: Matrix
@@ -30,6 +34,7 @@ class Traffic:
     messages: int
     near_latencies: int = 0
     reduced_bytes: int = 0
+    coded_bytes: int = 0
 
 
 def no_pairs(size: int) -> Matrix:
@@ -42,3 +47,8 @@ def to_all(size: int, nbytes: Iterable[int]) -> Matrix:
     pairs = np.repeat(np.array(list(nbytes), dtype=np.int64)[:, None], size, axis=1)
     np.fill_diagonal(pairs, 0)
     return pairs
+
+
+def sent_bytes(problem: Problem, elems: int) -> int:
+    """Of a run of elements in messages of at most `chunk_bytes` before encoding."""
+    return sum(problem.message_bytes(stop - start) for start, stop in cut_chunks(0, elems, problem.chunk_elems))

@@ -2,6 +2,9 @@
 
 A report is a row of int64, so that an all-gather carries it. `agree` sees the same rows on every rank and uses whole
 numbers, so that every rank gets the same table.
+
+A rank may say anything. What it says counts within what others say of the same thing, or within a bound: of a round
+trip the shorter of both ends' figures, of its rate a positive one, of where the table begins to hold `last_operation`.
 """
 
 from __future__ import annotations
@@ -27,12 +30,10 @@ and an algorithm that is the best by less than this is not worth a change."""
 SITE_RTT_US = 2000
 """Ranks with round trips of at most this are at one site: a light path of 200 km, more than a city."""
 RATE_UNKNOWN_BITS_PER_S = 1_000_000_000
-"""Where no rank has measured anything."""
+"""At least, of a link that was never measured: never busy for long enough, so not what others waited for."""
 RTT_US_MAX = 60_000_000
 """No round trip takes a minute: who says so counts for that far."""
-NUMBER_MAX = 2**60
-"""Of operations and tables: who says more counts for that far, and int64 has room for what follows."""
-FIXED = 9
+FIXED = 8
 """Numbers in a row before the round trips."""
 
 
@@ -56,25 +57,25 @@ def row_of(
         interval_us,
         _digest(site) if site else 0,
         _digest(repr(astuple(table))),
-        table.number,
         operation,
     ]
     return np.array([*fixed, *(report.rtt_us.get(rank, 0) for rank in ranks)], dtype=np.int64)
 
 
-def agree(rows: Sequence[Row], previous: Network) -> Network:
+def agree(rows: Sequence[Row], previous: Network, *, number: int) -> Network:
     """The table that holds from now on: the previous one, unless the rows differ from it by enough.
 
     Args:
         rows: one of each rank, in rank order.
         previous: the table that held; not looked at where the ranks had different ones.
+        number: of a new table: of the operation from which it holds, so that a group has no two with the same.
     """
     size = len(rows)
-    up, down, far_up, far_down, _, sites, digests, numbers, _ = (
-        tuple(int(row[i]) for row in rows) for i in range(FIXED)
-    )
+    up, down, far_up, far_down, _, sites, digests, _ = (tuple(int(row[i]) for row in rows) for i in range(FIXED))
     rtt = np.clip(np.array([row[FIXED:] for row in rows]), 0, RTT_US_MAX)
-    latency = np.maximum(rtt, rtt.T) // 2
+    np.fill_diagonal(rtt, 0)
+    measured_by_both = np.minimum(rtt, rtt.T) > 0
+    latency = np.where(measured_by_both, np.minimum(rtt, rtt.T), np.maximum(rtt, rtt.T)) // 2
     where = _sites(sites, latency)
     there = [[rank for rank in range(size) if where[rank] == site] for site in range(max(where) + 1)]
     table = Network(
@@ -85,15 +86,20 @@ def agree(rows: Sequence[Row], previous: Network) -> Network:
         site_up_bits_per_s=_site_rates(there, far_up, up),
         site_down_bits_per_s=_site_rates(there, far_down, down),
         message_s=previous.message_s,
-        number=min(max(numbers), NUMBER_MAX) + 1,
+        number=number,
     )
     same_before = len(set(digests)) == 1
     return previous if same_before and previous.number and not _differs(table, previous) else table
 
 
-def last_operation(rows: Sequence[Row]) -> int:
-    """The latest of the operations with which the agreement began on a rank."""
-    return min(max(int(row[8]) for row in rows), NUMBER_MAX)
+def last_operation(rows: Sequence[Row], *, ahead_max: int) -> int:
+    """The latest of the operations with which the agreement began on a rank.
+
+    Args:
+        ahead_max: how far one rank can be ahead of most; whoever says more counts for that far.
+    """
+    operations = [int(row[7]) for row in rows]
+    return min(max(operations), statistics.median_low(operations) + ahead_max)
 
 
 def operations_until_next(rows: Sequence[Row], *, every_s: float, at_least: int, at_most: int) -> int:
@@ -103,9 +109,9 @@ def operations_until_next(rows: Sequence[Row], *, every_s: float, at_least: int,
 
 
 def _known(rates: Sequence[int]) -> tuple[int, ...]:
-    """Rounded; a rank that measured nothing, or says what cannot be, has the others' median."""
+    """Rounded; a rank that measured nothing, or says what cannot be, has the fastest link of all."""
     measured = [rate for rate in rates if 0 < rate <= RATE_BITS_PER_S_MAX]
-    unknown = statistics.median_low(measured) if measured else RATE_UNKNOWN_BITS_PER_S
+    unknown = max([RATE_UNKNOWN_BITS_PER_S, *measured])
     return tuple(_rounded(rate if 0 < rate <= RATE_BITS_PER_S_MAX else unknown) for rate in rates)
 
 

@@ -3,7 +3,7 @@
 An algorithm says what it sends between each two ranks (`traffic`). No link, of a rank or of a site, is done before what
 it has to carry is through; reductions run beside, and latencies and the handling of messages come on top:
 
-    T = max(sent_i / up_i, received_i / down_i, crossing_s / site_s, reduced / processor) + latencies + messages
+    T = max(sent_i / up_i, received_i / down_i, crossing_s / site_s, processing) + latencies + messages
 
 This is LogGP (Alexandrov et al., 1995) with a gap per byte for each link instead of one. The rates are those that
 traffic reached, so what loss and congestion control take away is in them.
@@ -17,7 +17,7 @@ lists first.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -31,6 +31,8 @@ MESSAGE_S = 120e-6
 """Of a processor for a message, sent or received, on either side; the order of what a rank in Python takes."""
 REDUCE_BYTES_PER_S = 3_000_000_000
 """Input that one core reduces: numpy's float32 sum reads some 3 to 6 GB/s on machines of 2020 and later."""
+CODED_BYTES_PER_S = {Codec.BFLOAT16: 8_000_000_000, Codec.INT8: 5_000_000_000, Codec.INT4: 3_000_000_000}
+"""Values that one core of those machines encodes or decodes natively, with error feedback on one of the ways."""
 
 EQUAL_PERCENT = 30
 """Links whose rates differ by no more count as equal: measured rates of equal links differ by as much."""
@@ -49,7 +51,7 @@ class Network:
         latency_us: one way between each two ranks, of shape (size, size), symmetric.
         sites: the site of each rank, numbered from 0 in order of their first rank.
         site_up_bits_per_s, site_down_bits_per_s: of what leads from each site to the others.
-        number: of the agreement that this table came from; 0 for none.
+        number: of the operation from which this table holds; 0 for none that was agreed on.
     """
 
     up_bits_per_s: tuple[int, ...]
@@ -96,7 +98,7 @@ class Candidate:
     """One way to do a collective.
 
     Args:
-        bound: what takes longest: "link of rank 3", "link of site 0", "reducing" or "latency".
+        bound: what takes longest: "link of rank 3", "link of site 0", "reducing", "encoding" or "latency".
     """
 
     plan: Plan
@@ -113,12 +115,16 @@ class Choice:
         candidates: all of them, in the registry's order.
         reason: why it was taken, in words.
         network_number: of the table that it follows from.
+        forced: whether a user asked for an algorithm.
+        uncompressed_s: the shortest predicted time without the codec that was asked for; None where none was.
     """
 
     taken: Candidate
     candidates: tuple[Candidate, ...]
     reason: str
     network_number: int = 0
+    forced: bool = False
+    uncompressed_s: float | None = None
 
     def explained(self) -> dict[str, object]:
         """The choice as JSON has it."""
@@ -127,6 +133,7 @@ class Choice:
             "reason": self.reason,
             "predicted_s": self.taken.predicted_s,
             "network_number": self.network_number,
+            "uncompressed_s": self.uncompressed_s,
             "candidates": [
                 {
                     "algorithm": one.plan.algorithm,
@@ -160,14 +167,22 @@ def choose(problem: Problem, network: Network, *, forced: str = "") -> Choice:
     taken = min(candidates, key=lambda one: one.predicted_s)
     reason = f"shortest predicted time, bound by {taken.bound}"
     direct = next(one for one in candidates if one.plan.algorithm == "direct")
-    if taken is not direct and 100 * taken.predicted_s > (100 - BETTER_PERCENT) * direct.predicted_s:
+    is_close = 100 * taken.predicted_s > (100 - BETTER_PERCENT) * direct.predicted_s
+    # Two ranks predict with no measured links: what needs fewer messages in turn is faster over every path.
+    is_certain = network.size == 2 and taken.bound == "latency"
+    if taken is not direct and is_close and not is_certain:
         reason = f"{taken.plan.algorithm} is not {BETTER_PERCENT} % better"
         taken = direct
     if forced:
         named = [one for one in candidates if one.plan.algorithm == forced]
         taken = named[0] if named else taken
         reason = "forced" if named else f"{forced} was asked for, but it is none of the candidates here"
-    return Choice(taken, candidates, reason, network.number)
+    if not problem.codec:
+        return Choice(taken, candidates, reason, network.number, forced=bool(forced))
+    plain = choose(replace(problem, codec=Codec.NONE), network, forced=forced).taken.predicted_s
+    if plain <= taken.predicted_s:
+        reason += "; compression saves no time here"
+    return Choice(taken, candidates, reason, network.number, forced=bool(forced), uncompressed_s=plain)
 
 
 def _plan(name: str, network: Network) -> Plan | None:
@@ -186,16 +201,23 @@ def _has_sites(network: Network) -> bool:
     return 1 < len(network.site_up_bits_per_s) < network.size
 
 
+def predicted_s(problem: Problem, network: Network, plan: Plan) -> float:
+    """How long a plan takes on a network."""
+    return _evaluate(problem, network, plan).predicted_s
+
+
 def _evaluate(problem: Problem, network: Network, plan: Plan) -> Candidate:
     traffic = ALGORITHMS[problem.operation][plan.algorithm].traffic(problem, plan)
-    busy_s, bound = max(_busy(traffic, network))
+    busy_s, bound = max(_busy(traffic, network, problem.codec))
     latency_s = _latency_s(traffic, network) + traffic.messages * network.message_s
     return Candidate(plan, busy_s + latency_s, bound if busy_s > latency_s else "latency")
 
 
-def _busy(traffic: Traffic, network: Network) -> list[tuple[float, str]]:
+def _busy(traffic: Traffic, network: Network, codec: Codec) -> list[tuple[float, str]]:
     """How long each link and the processor are busy."""
-    seconds = [(traffic.reduced_bytes / REDUCE_BYTES_PER_S, "reducing")]
+    reducing_s = traffic.reduced_bytes / REDUCE_BYTES_PER_S
+    coding_s = traffic.coded_bytes / CODED_BYTES_PER_S[codec] if codec else 0.0
+    seconds = [(reducing_s + coding_s, "encoding" if coding_s > reducing_s else "reducing")]
     sent, received = traffic.pairs.sum(axis=1).tolist(), traffic.pairs.sum(axis=0).tolist()
     for rank in range(network.size):
         up_s = 8 * sent[rank] / network.up_bits_per_s[rank]
@@ -226,19 +248,21 @@ def operation_name(operation: Operation) -> str:
     return operation.name.lower().replace("allreduce", "all_reduce")
 
 
-def problem_of(operation: str, *, nbytes: int, size: int) -> Problem:
+def problem_of(operation: str, *, nbytes: int, size: int, codec: Codec = Codec.NONE) -> Problem:
     """A collective of float32 as the command line names it: of so many bytes a rank's tensor.
 
     Of all-gather that is what each rank gives, of reduce-scatter what each rank gets.
 
     Raises:
-        ValueError: there is no choice of algorithms for that operation, or it is none.
+        ValueError: there is no choice of algorithms for that operation, or it is none; or it is never compressed.
     """
     by_name = {operation_name(one): one for one in ALGORITHMS}
     if operation not in by_name:
         raise ValueError(f"{operation}: one of {', '.join(by_name)}")
     elems = -(-nbytes // 4)
     kind = by_name[operation]
+    if codec and not any(one.encodes for one in ALGORITHMS[kind].values()):
+        raise ValueError(f"{operation} is never compressed")
     per_rank = operation in ("all_gather", "reduce_scatter")
     return Problem(
         operation=kind,
@@ -247,4 +271,5 @@ def problem_of(operation: str, *, nbytes: int, size: int) -> Problem:
         item_bytes=4,
         counts=() if operation == "barrier" else (elems,) * (size if per_rank else 1),
         receive_counts=(elems,) * size if operation == "all_gather" else (),
+        codec=codec,
     )

@@ -3,13 +3,17 @@
 A rate is nearly the most that went through in WINDOW_SLOTS slots one after another, in each of which something did: an
 algorithm leaves links idle while it waits for slow ones, and training does while it computes. Of these windows the last
 WINDOWS_KEPT count, without the top OUTLIERS. Idle links say nothing: what was measured stays until there is more.
+
+Nor does a link say anything of itself that waits for another one. While one peer alone is served, its link may be what
+is slow; while other sites alone are, what leads there may be. Windows like these do not count: a rank with a fast link
+spends most of its time so where one rank is slow, and would be taken for slow itself.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from transport.engine.base import ConnectionStatistics
@@ -25,6 +29,11 @@ OUTLIERS = 0.05
 """Of the windows: what a full buffer gives back after an idle time is above the link's rate."""
 CONTINUOUS = 0.25
 """Of a window's mean, in each of its slots: less is an idle link in between."""
+SPREAD = 0.75
+"""Of a window's bytes, at most, to or from one peer: half each is two peers."""
+NEAR = 0.95
+"""Of the bytes of each slot, at least, within this rank's site, for its own link to count: what ranks pass on to each
+other goes at the pace of what crosses between sites, and may be nine tenths of their traffic."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +41,7 @@ class LinkReport:
     """What one rank says of its link.
 
     Args:
-        up_bits_per_s, down_bits_per_s: over all peers; 0 where nothing was measured.
+        up_bits_per_s, down_bits_per_s: over all peers; 0 where nothing says how much the link carries.
         far_up_bits_per_s, far_down_bits_per_s: to and from ranks of other sites.
         rtt_us: the shortest round trip to each peer, by rank of the endpoint.
     """
@@ -46,6 +55,8 @@ class LinkReport:
 
 Carried: TypeAlias = tuple[float, Mapping[int, int]]
 """Seconds, and the bytes to or from each rank in them."""
+Window: TypeAlias = tuple[Carried, ...]
+"""WINDOW_SLOTS slots, one after another."""
 
 
 class LinkRates:
@@ -54,8 +65,8 @@ class LinkRates:
     def __init__(self) -> None:
         self._sent: deque[Carried] = deque(maxlen=WINDOW_SLOTS)
         self._received: deque[Carried] = deque(maxlen=WINDOW_SLOTS)
-        self._up: deque[Carried] = deque(maxlen=WINDOWS_KEPT)
-        self._down: deque[Carried] = deque(maxlen=WINDOWS_KEPT)
+        self._up: deque[Window] = deque(maxlen=WINDOWS_KEPT)
+        self._down: deque[Window] = deque(maxlen=WINDOWS_KEPT)
         self._counters: dict[int, tuple[int, int]] = {}
         self._rtt_us: dict[int, int] = {}
         self._since_s = 0.0
@@ -70,7 +81,10 @@ class LinkRates:
         Args:
             connections: to each peer, by rank of the endpoint; those for bulk left out.
         """
-        counters = {rank: (one.delivered_bytes, one.received_bytes) for rank, one in connections.items()}
+        counters = {
+            rank: (one.delivered_bytes + one.shared_sent_bytes, one.received_bytes + one.shared_received_bytes)
+            for rank, one in connections.items()
+        }
         took_s = now_s - self._since_s
         known = [rank for rank in counters if rank in self._counters]
         for slots, windows, which in ((self._sent, self._up, 0), (self._received, self._down, 1)):
@@ -80,8 +94,9 @@ class LinkRates:
             slots.append(
                 (took_s, {rank: max(counters[rank][which] - self._counters[rank][which], 0) for rank in known})
             )
-            if len(slots) == WINDOW_SLOTS and _continuous(slots):
-                windows.append(_together(slots))
+            window = tuple(slots)
+            if len(window) == WINDOW_SLOTS and _is_continuous(window) and _is_spread(window):
+                windows.append(window)
         self.see_round_trips(connections)
         self._counters, self._since_s = counters, now_s
 
@@ -97,33 +112,44 @@ class LinkRates:
         Args:
             far: ranks of the endpoint that are at other sites.
         """
+        up, down = ([one for one in windows if self._is_near(one, far)] for windows in (self._up, self._down))
         return LinkReport(
-            up_bits_per_s=_nearly_most([_rate(window, None) for window in self._up]),
-            down_bits_per_s=_nearly_most([_rate(window, None) for window in self._down]),
+            up_bits_per_s=_nearly_most([_rate(window) for window in up]),
+            down_bits_per_s=_nearly_most([_rate(window) for window in down]),
             far_up_bits_per_s=_nearly_most([_rate(window, far) for window in self._up]),
             far_down_bits_per_s=_nearly_most([_rate(window, far) for window in self._down]),
             rtt_us=dict(self._rtt_us),
         )
 
+    def _is_near(self, window: Window, far: frozenset[int]) -> bool:
+        """Whether nearly all was within this rank's own site all the time, or there is nobody else at it."""
+        return self._rtt_us.keys() <= far or all(_rate([slot], far) <= (1 - NEAR) * _rate([slot]) for slot in window)
 
-def _continuous(slots: Collection[Carried]) -> bool:
+
+def together(one: ConnectionStatistics, other: ConnectionStatistics) -> ConnectionStatistics:
+    """Two connections to one rank as one, as far as `LinkRates` looks at them."""
+    added = ("delivered_bytes", "received_bytes", "shared_sent_bytes", "shared_received_bytes")
+    sums = {name: getattr(one, name) + getattr(other, name) for name in added}
+    return replace(one, **sums, rtt_s_min=min(one.rtt_s_min, other.rtt_s_min))
+
+
+def _is_continuous(window: Window) -> bool:
     """Whether something went through all the time."""
-    mean = _rate(_together(slots), None)
-    return mean > 0 and all(_rate(slot, None) >= CONTINUOUS * mean for slot in slots)
+    mean = _rate(window)
+    return mean > 0 and all(_rate([slot]) >= CONTINUOUS * mean for slot in window)
 
 
-def _together(slots: Collection[Carried]) -> Carried:
-    total: dict[int, int] = {}
-    for _, nbytes in slots:
-        for rank, count in nbytes.items():
-            total[rank] = total.get(rank, 0) + count
-    return sum(took_s for took_s, _ in slots), total
+def _is_spread(window: Window) -> bool:
+    """Whether several peers had a part in it."""
+    rates = [_rate(window, frozenset([rank])) for rank in window[-1][1]]
+    return max(rates) <= SPREAD * _rate(window)
 
 
 def _nearly_most(rates: Sequence[int]) -> int:
     return sorted(rates)[-1 - int(OUTLIERS * len(rates))] if rates else 0
 
 
-def _rate(carried: Carried, among: frozenset[int] | None) -> int:
-    took_s, nbytes = carried
-    return int(8 * sum(count for rank, count in nbytes.items() if among is None or rank in among) / took_s)
+def _rate(slots: Collection[Carried], among: frozenset[int] | None = None) -> int:
+    """Bits per second over some slots, to or from some ranks; None for all."""
+    nbytes = sum(count for _, each in slots for rank, count in each.items() if among is None or rank in among)
+    return int(8 * nbytes / sum(took_s for took_s, _ in slots))

@@ -14,8 +14,9 @@ Groups of one or two ranks need no agreement: nothing that is measured would cha
 
 from __future__ import annotations
 
+import functools
 import statistics
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -31,7 +32,7 @@ LAG = 1
 FIRST = 0
 """The operation with which the first agreement begins: round trips are known, and rates where an older group ran."""
 INTERVAL_FIRST = 2
-"""Operations until the second one; twice as many each time while a rank has measured nothing. After a failure, too."""
+"""Operations until the second one; twice as many each time while nothing was measured. After a failure, too."""
 EVERY_S = 2.0
 """Between agreements. A change has to be measured for up to 4 s first: together less than 10 s."""
 OPERATIONS_MIN, OPERATIONS_MAX = LAG + 1, 512
@@ -42,15 +43,16 @@ TIMES_KEPT = 16
 
 @dataclass
 class _Kept:
-    """A choice, and how long operations with it took."""
+    """A choice for a shape, and how long operations with it took."""
 
+    problem: Problem
     choice: Choice
     count: int = 0
     times_s: deque[float] = field(default_factory=lambda: deque(maxlen=TIMES_KEPT))
 
 
 class Planner:
-    """See the module. One of each group; in the transport's thread, but for `latest`.
+    """See the module. One of each group; in the transport's thread, but for `latest` and `explain`.
 
     Args:
         ranks: the group's members as ranks of the endpoint.
@@ -65,7 +67,8 @@ class Planner:
         self._tables: list[tuple[int, Network | None]] = [(0, Network.uniform(len(ranks)))]
         self._next = FIRST
         self._began: tuple[int, float] = (0, 0.0)
-        self._choices: OrderedDict[tuple[Problem, int], _Kept] = OrderedDict()
+        # Any thread adds to it. Where all of it is looked at, that is one call of C's which runs no code of Python's.
+        self._choices: dict[tuple[Problem, int], _Kept] = {}
 
     @property
     def agrees(self) -> bool:
@@ -102,13 +105,14 @@ class Planner:
 
     def agreed(self, rows: Sequence[Row]) -> None:
         """The agreement has ended."""
-        operation = agreement.last_operation(rows)
+        operation = agreement.last_operation(rows, ahead_max=OPERATIONS_MAX)
         interval = min(operation + INTERVAL_FIRST, OPERATIONS_MAX)
-        if not any(row[0] == 0 or row[4] == 0 for row in rows):
+        if any(row[:4].any() for row in rows) and all(row[4] for row in rows):
             interval = agreement.operations_until_next(
                 rows, every_s=EVERY_S, at_least=OPERATIONS_MIN, at_most=OPERATIONS_MAX
             )
-        self._settle(agreement.agree(rows, self.table), operation=operation, interval=interval)
+        table = agreement.agree(rows, self.table, number=operation + LAG)
+        self._settle(table, operation=operation, interval=interval)
 
     def failed(self) -> None:
         """The agreement has failed: what held goes on."""
@@ -143,9 +147,9 @@ class Planner:
             if problem.operation not in ALGORITHMS:
                 only = Candidate(Plan(), 0.0, "")
                 return Choice(only, (only,), "there is one way alone")
-            kept = self._choices[key] = _Kept(choose(_shape(problem), table, forced=self._forced))
-            while len(self._choices) > CHOICES_KEPT:
-                self._choices.popitem(last=False)
+            kept = self._choices[key] = _Kept(key[0], choose(key[0], table, forced=self._forced))
+            for oldest in list(self._choices)[:-CHOICES_KEPT]:
+                self._choices.pop(oldest, None)
         return kept.choice
 
     def explain(self) -> dict[str, object]:
@@ -156,18 +160,19 @@ class Planner:
             "forced": self._forced,
             "collectives": [
                 {
-                    "operation": operation_name(problem.operation),
-                    "bytes": sum(problem.counts or problem.receive_counts) * problem.item_bytes,
-                    "compression": problem.codec.name.lower(),
+                    "operation": operation_name(kept.problem.operation),
+                    "bytes": sum(kept.problem.counts or kept.problem.receive_counts) * kept.problem.item_bytes,
+                    "compression": kept.problem.codec.name.lower(),
                     **kept.choice.explained(),
-                    "measured_s": statistics.median(kept.times_s) if kept.times_s else None,
+                    "measured_s": statistics.median(times_s) if (times_s := list(kept.times_s)) else None,
                     "count": kept.count,
                 }
-                for (problem, _), kept in tuple(self._choices.items())
+                for kept in list(self._choices.values())
             ],
         }
 
 
+@functools.lru_cache(maxsize=CHOICES_KEPT)
 def _shape(problem: Problem) -> Problem:
     """What all ranks have in common."""
     counts = () if problem.operation is Operation.ALL_GATHER else problem.counts

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import transport
@@ -21,6 +23,11 @@ from integrations.torch_backend.ddp_hook import CompressedGradients, compressed_
 
 STEPS = 60
 CODECS = ("bfloat16", "int8", "int4")
+SHARDED = {
+    "float32": {},
+    "gradients": {"compression": "int8"},
+    "both": {"compression": "int8", "gather_compression": "bfloat16"},
+}
 
 
 class Sent:
@@ -79,6 +86,44 @@ def trained(rank: int, size: int) -> None:
         found[codec] = learned(rank, sent, dist.group.WORLD, hook=codec)
         group = dist.new_group(list(range(size)), pg_options={"compression": codec})
         found[f"{codec} of the group"] = learned(rank, sent, group)
+    report(found=found)
+    dist.destroy_process_group()
+
+
+def learned_sharded(rank: int, group: Any) -> dict[str, Any]:
+    """Train with FSDP2; the loss of the last steps, and the digest of the parameters as all ranks gather them."""
+    mesh = DeviceMesh.from_group(group, "cpu")
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Linear(64, 512), nn.GELU(), nn.Linear(512, 8))
+    teacher = nn.Linear(64, 8)
+    for layer in (model[0], model[2], model):
+        fully_shard(layer, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    generator = torch.Generator().manual_seed(rank)
+    losses = []
+    for _ in range(STEPS):
+        batch = torch.randn(32, 64, generator=generator)
+        loss = (model(batch) - teacher(batch).detach()).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    total = torch.tensor(losses[-10:]).mean()
+    dist.all_reduce(total)
+    parameters: list[Any] = list(model.parameters())  # DTensors
+    whole = [one.full_tensor().detach().numpy().tobytes() for one in parameters]
+    return {"loss": total.item() / dist.get_world_size(), "digest": hashlib.sha256(b"".join(whole)).hexdigest()}
+
+
+def sharded(rank: int, size: int) -> None:
+    """FSDP2 without compression, with that of gradients, and with that of parameters too; what each sent."""
+    connect("hive")
+    sent = Sent()
+    found = {}
+    for name, options in SHARDED.items():
+        group = dist.new_group(list(range(size)), pg_options=options)
+        sent.take()
+        found[name] = {**learned_sharded(rank, group), "bytes": sent.take()}
     report(found=found)
     dist.destroy_process_group()
 

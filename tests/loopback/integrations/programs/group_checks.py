@@ -14,6 +14,10 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from checks import check, data, everybody, raises, same
 from ranks import connect
+from torch.distributed.device_mesh import init_device_mesh
+
+from integrations.torch_backend.options import HiveOptions
+from transport import Priority
 
 
 @check
@@ -291,6 +295,12 @@ def groups_of_several_priorities_agree(rank: int, size: int) -> None:
         dist.recv(received, (rank - 1) % size, group=group)
         sending.wait()
         same(received, data((rank - 1) % size, 4))
+    mesh = init_device_mesh(
+        "cpu", (size,), mesh_dim_names=("tp",), backend_override={"tp": HiveOptions(priority="bulk")}
+    )
+    assert mesh.get_group("tp")._get_backend(torch.device("cpu")).collectives.options.priority is Priority.BULK
+    dist.all_reduce(tensor := data(rank, 1000), group=mesh.get_group("tp"))
+    same(tensor, everybody(size, 1000).sum(0))
     raises(RuntimeError, lambda: dist.new_group(list(range(size)), pg_options={"priority": "urgent"}), "[misuse]")
     raises(RuntimeError, lambda: dist.new_group(list(range(size)), pg_options={"color": 1}), "no option color")
 

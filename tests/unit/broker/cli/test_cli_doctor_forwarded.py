@@ -9,7 +9,7 @@ import pytest
 from broker.cli import doctor_command
 from hive_qos.errors import KernelRejectedError
 from hive_qos.netlink import Request
-from shaping.classify import nftables
+from shaping.netlink import nftables
 
 
 class _Socket:

@@ -35,6 +35,18 @@ def test_the_table_marks_what_is_taken_and_says_why():
     assert "(sites 0,0,1,1)" in output
 
 
+def test_compression_that_saves_no_time_is_taken_and_said_to():
+    (slow,) = explained("--compression", "int8", "--bandwidth", "1 Gbit/s")["collectives"]
+    assert slow["candidates"][0]["predicted_s"] < slow["uncompressed_s"] / 3
+    (fast,) = explained("--compression", "int8", "--bandwidth", "40 Gbit/s")["collectives"]
+    assert fast["predicted_s"] > fast["uncompressed_s"]
+    assert fast["reason"].endswith("compression saves no time here")
+    output = RUN.invoke(app, ["explain-collective", "--compression", "int8", "--bandwidth", "40 Gbit/s"]).output
+    assert "as int8" in output
+    assert "uncompressed" in output
+    assert max(map(len, output.splitlines())) <= 80
+
+
 def test_an_algorithm_can_be_forced():
     (collective,) = explained("all_gather", "--bytes", "1 MiB", "--algorithm", "doubling")["collectives"]
     assert (collective["algorithm"], collective["reason"]) == ("doubling", "forced")
@@ -50,6 +62,8 @@ def test_an_algorithm_can_be_forced():
         (["--sites", "2,3"], "4 in all"),
         (["--ranks", "0"], "1 to 1024"),
         (["--bytes", "much"], "not a size"),
+        (["--compression", "int7"], "bfloat16, int8 or int4"),
+        (["broadcast", "--compression", "int8"], "broadcast is never compressed"),
         (["--algorithm", "fastest"], "one of direct, weighted"),
         (["--from", __file__], "not the JSON of Group.explain()"),
     ],
@@ -68,6 +82,20 @@ def test_a_snapshot_shows_measured_beside_predicted_times(tmp_path: Path):
     output = RUN.invoke(app, ["explain-collective", "--from", str(path)]).output
     assert "all_reduce of 1 MiB, 7 times" in output
     assert "123 ms" in output
+
+
+def test_a_snapshot_shows_each_shape_once_as_chosen_last_with_what_each_algorithm_took(tmp_path: Path):
+    slow, equal = "100,100,100,25 Mbit/s", "100 Mbit/s"
+    (before,) = explained("--bandwidth", equal)["collectives"]
+    (after,) = explained("--bandwidth", slow)["collectives"]
+    before |= {"measured_s": 23.4, "count": 2, "network_number": 1}
+    after |= {"measured_s": 12.3, "count": 5, "network_number": 2}
+    path = tmp_path / "rank-0.json"
+    path.write_text(json.dumps({"collectives": [after, before]}))
+    output = RUN.invoke(app, ["explain-collective", "--from", str(path)]).output
+    assert output.count("all_reduce of 64 MiB, 7 times") == 1
+    assert "> weighted     21.5 s    12.3 s" in output
+    assert "  direct       32.2 s    23.4 s" in output
 
 
 @pytest.mark.parametrize("collectives", [[1], [{}], [{"candidates": [{"algorithm": 3}]}]])

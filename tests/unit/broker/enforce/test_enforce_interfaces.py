@@ -13,12 +13,12 @@ from broker.enforce.interfaces import LOOK_S, ShapedInterfaces
 from broker.law.decide import decide
 from broker.law.state import State
 from broker.measure.interfaces import Links
-from broker.measure.link_events import LinkChanges
 from broker.model.values import Measurements
 from broker.policy.toml import load
 from broker.process.log import open_log
 from hive_qos.errors import KernelRejectedError
 from shaping.journal import Journal
+from shaping.netlink.link_events import LinkChanges
 from shaping.shaper import Shaper
 from shaping.testing import FakeKernel
 

@@ -11,11 +11,11 @@ from broker.enforce.inbound_rules import InboundRules
 from broker.enforce.ingress import IngressTrees
 from broker.law.decide import decide
 from broker.law.state import State
-from broker.measure.link_events import LinkChanges
 from broker.model.values import Measurements
 from broker.policy.toml import load
 from broker.process.log import open_log
 from shaping.journal import Journal
+from shaping.netlink.link_events import LinkChanges
 from shaping.shaper import Shaper
 from shaping.testing import FakeKernel
 

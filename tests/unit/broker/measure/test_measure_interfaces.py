@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-import struct
+from dataclasses import dataclass
 
 import pytest
 
 from broker.measure import interfaces
 from broker.measure.interfaces import LINKS_LIFE_S, Links
-from broker.measure.route_query import LinkInfo, read_link
-from hive_qos.netlink import IFINFOMSG, RTM_NEWLINK, pack_attribute
 
 MBIT = 1_000_000
+
+
+@dataclass(frozen=True)
+class Link:
+    number: int
+    carrier: bool
+    carrier_changes: int
 
 
 class Card:
     """An interface as kernel and driver show it, asked through `Links`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.look: LinkInfo | None = LinkInfo(2, carrier=True, carrier_changes=1)
+        self.look: Link | None = Link(2, carrier=True, carrier_changes=1)
         self.speed_mbit_per_s = 100
         self.answers = True
         self.now_s = 0.0
@@ -27,13 +32,13 @@ class Card:
         monkeypatch.setattr(interfaces, "mtu_bytes_of", lambda _: 1500)
         self.links = Links(self.asked)
 
-    def asked(self, interface: str) -> LinkInfo | None:
+    def asked(self, interface: str) -> Link | None:
         if not self.answers:
             raise TimeoutError
         return self.look
 
     def set(self, *, number: int = 2, carrier: bool, changes: int, mbit_per_s: int) -> None:
-        self.look, self.speed_mbit_per_s = LinkInfo(number, carrier, changes), mbit_per_s
+        self.look, self.speed_mbit_per_s = Link(number, carrier, changes), mbit_per_s
         self.links.forget()
 
     @property
@@ -88,16 +93,3 @@ def test_what_the_kernel_does_not_say_is_not_known_and_asked_again(card: Card) -
 def test_one_that_is_not_there_has_no_carrier_to_speak_of(card: Card) -> None:
     card.look = None
     assert card.carrier == (None, None)
-
-
-@pytest.mark.parametrize(
-    ("flags", "attributes", "look"),
-    [
-        (1 << 16 | 0x43, pack_attribute(35, struct.pack("=I", 9)), LinkInfo(4, True, 9)),
-        (0x3, pack_attribute(35, struct.pack("=I", 10)), LinkInfo(4, False, 10)),
-        (1 << 16, b"", LinkInfo(4, True, None)),
-    ],
-    ids=["carrier", "up-without-one", "not-counted"],
-)
-def test_the_kernels_answer_is_read(flags: int, attributes: bytes, look: LinkInfo) -> None:
-    assert read_link(RTM_NEWLINK, IFINFOMSG.pack(0, 1, 4, flags, 0) + attributes) == look

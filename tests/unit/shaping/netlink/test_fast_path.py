@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import socket
 import struct
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyroute2.netlink.rtnl.tcmsg import plugins, tcmsg
 from shaping_contract import MBIT, make_shape
 
 from hive_qos.netlink import attribute_map, pack_attribute
-from shaping.model.names import classid, show_classid
+from shaping.model.names import show_classid
 from shaping.model.observations import Capabilities
 from shaping.model.shapes import Rule
 from shaping.model.tree import AddClass, AddLeaf, FilterSpec, LeafSpec
+from shaping.netlink import u32
 from shaping.netlink.fast_path import decode_class, decode_counters, decode_leaf, decode_object, encode_operation
-from shaping.netlink.plugins import U32, matches_of, register
 from shaping.netlink.root import _taken_back
 from shaping.plan.desired_tree import desired_tree
 
@@ -44,18 +45,26 @@ def test_a_queue_reads_back_as_it_was_written(kind: str, limit: int, minor: int)
 
 
 @pytest.mark.parametrize("spec", TREE.filters, ids=lambda spec: str(spec.preference))
-def test_pyroute2_writes_a_filters_words_as_they_are_and_reads_them_back(spec: FilterSpec) -> None:
-    register()
-    assert plugins["u32"] is U32
-    message = tcmsg()
-    options = U32.get_parameters({"matches": spec.matches, "target": classid(spec.target_minor)})
-    message["attrs"] = [("TCA_KIND", "u32"), ("TCA_OPTIONS", options)]
-    message.encode()
-    read = tcmsg(message.data)
-    read.decode()
-    found = read.get_attr("TCA_OPTIONS")
-    assert matches_of(found.get_attr("TCA_U32_SEL")) == spec.matches
-    assert found.get_attr("TCA_U32_CLASSID") == classid(spec.target_minor)
+def test_a_filter_reads_back_as_it_was_written(spec: FilterSpec) -> None:
+    written = u32.Filter(parent=0xFFE00000, preference=100, protocol=0x800, matches=spec.matches, classid=0xFFE00030)
+    request = u32.encode_add(written, index=7)
+    assert u32.decode(request.message_type, request.body) == written
+
+
+def test_a_redirection_reads_back_and_other_actions_are_none() -> None:
+    everything = u32.Filter(parent=0xFFFF0000, preference=1, protocol=0x86DD, matches=((0, 0, 0),), to_index=9)
+    request = u32.encode_add(everything, index=7)
+    assert u32.decode(request.message_type, request.body) == everything
+    body = request.body.replace(b"mirred\0", b"unseen\0")
+    assert u32.decode(request.message_type, body) == replace(everything, to_index=None)
+
+
+@pytest.mark.parametrize("kind", ["flower", "bpf", "unheard-of"])
+def test_of_another_kinds_filter_its_place_alone_is_known(kind: str) -> None:
+    head = struct.pack("=BxHiIII", 0, 0, 7, 1, 0xFFFF0000, 5 << 16 | socket.htons(0x800))
+    options = pack_attribute(2, pack_attribute(1, bytes(4)) + pack_attribute(7, b"\1\2\3\4\5"))
+    found = u32.decode(44, head + pack_attribute(1, kind.encode() + b"\0") + options)
+    assert found == u32.Filter(parent=0xFFFF0000, preference=5, protocol=0x800)
 
 
 def test_port_filters_look_at_unfragmented_packets_without_options() -> None:

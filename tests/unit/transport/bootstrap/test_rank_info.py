@@ -10,17 +10,25 @@ import pytest
 from hive_qos.errors import ConfigurationError, MisuseError, PeerError, TimedOutError
 from transport.bootstrap.rank_info import RankInfo, Run, decode, encode
 from transport.bootstrap.rendezvous import FileRendezvous, MemoryRendezvous
+from transport.mesh.paths import Location, plain_locations
 from transport.settings import Settings
 
 SECRET = Settings(job="j", job_secret=b"secret of the test")
 RUN = Run("w", 4, bytes(16))
-ENTRY = RankInfo(rank=3, node="rank-3", address="10.0.0.4", port=4242, bulk_port=4243, pin=bytes(range(32)))
+HERE = Location(0, "10.0.0.4", 4242, 4243)
+ENTRY = RankInfo(rank=3, node="rank-3", locations=(HERE, Location(1, "fd00::4", 4242, 4244)), pin=bytes(range(32)))
+
+
+def addresses(*changes: dict[str, object]) -> dict[str, object]:
+    """What an entry says of where the rank listens, with changes to the first of them."""
+    plain = plain_locations(ENTRY.locations)
+    return {"addresses": [one | change for one, change in zip(plain, [*changes, {}], strict=False)]}
 
 
 def test_an_entry_comes_back_as_it_was_written():
     assert decode(encode(ENTRY, SECRET, RUN), rank=3, settings=SECRET, run=RUN) == ENTRY
     assert decode(encode(ENTRY, Settings(), RUN), rank=3, settings=Settings(), run=RUN) == ENTRY
-    assert ENTRY.contact.bulk_address == ("10.0.0.4", 4243)
+    assert ENTRY.contact.locations[0].of(bulk=True) == ("10.0.0.4", 4243)
 
 
 @pytest.mark.parametrize(
@@ -29,9 +37,11 @@ def test_an_entry_comes_back_as_it_was_written():
         {"pin": bytes(32).hex()},
         {"mac": "00" * 32},
         {"node": "rank-4"},
-        {"address": "10.0.0.5"},
-        {"port": 4244},
-        {"bulk_port": 1},
+        addresses({"address": "10.0.0.5"}),
+        addresses({"port": 4244}),
+        addresses({"bulk_port": 1}),
+        addresses({"interface": 1}),
+        {"addresses": plain_locations(ENTRY.locations)[:1]},
     ],
 )
 def test_a_forged_entry_is_refused_where_there_is_a_secret(change):
@@ -54,7 +64,7 @@ def test_the_secret_counts_with_certificates_of_a_ca_too(tmp_path):
     assert decode(encode(entry, configured, RUN), rank=3, settings=configured, run=RUN) == entry
     for unsigned in (
         encode(entry, replace(configured, job_secret=b""), RUN),
-        json.dumps(json.loads(encode(entry, configured, RUN)) | {"address": "10.9.9.9"}).encode(),
+        json.dumps(json.loads(encode(entry, configured, RUN)) | addresses({"address": "10.9.9.9"})).encode(),
     ):
         with pytest.raises(PeerError, match="HIVE_JOB_SECRET"):
             decode(unsigned, rank=3, settings=configured, run=RUN)
@@ -73,9 +83,18 @@ def test_an_entry_of_another_job_or_secret_is_refused():
         {"rank": -1},
         {"rank": "3"},
         {"rank": True},
-        {"address": "example.org"},
-        {"port": 65536},
-        {"bulk_port": None},
+        addresses({"address": "example.org"}),
+        addresses({"address": "224.0.0.1"}),
+        addresses({"address": "::"}),
+        addresses({"address": "fd00::4"}),
+        addresses({"port": 65536}),
+        addresses({"port": 0}),
+        addresses({"bulk_port": None}),
+        addresses({"interface": 8}),
+        {"addresses": []},
+        {"addresses": 5 * plain_locations(ENTRY.locations)},
+        {"addresses": ["10.0.0.4"]},
+        {"addresses": {"address": "10.0.0.4"}},
         {"pin": "zz"},
         {"pin": "00"},
         {"pin": ""},
@@ -89,6 +108,12 @@ def test_a_malformed_entry_is_refused(change):
     bad = json.dumps(json.loads(encode(ENTRY, Settings(), RUN)) | change).encode()
     with pytest.raises(PeerError, match="rank 3"):
         decode(bad, rank=3, settings=Settings(), run=RUN)
+
+
+def test_a_rank_of_another_version_is_told_as_that():
+    old = json.dumps({"v": 2, "rank": 3, "node": "rank-3", "address": "10.0.0.4", "port": 1, "bulk_port": 2}).encode()
+    with pytest.raises(PeerError, match="version 2, of another hive-qos; all ranks need version 3"):
+        decode(old, rank=3, settings=Settings(), run=RUN)
 
 
 @pytest.mark.parametrize("entry", [b"", b"null", b"[]", b"{}", b"\xff", b"[" * 100_000])

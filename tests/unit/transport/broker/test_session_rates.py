@@ -87,8 +87,8 @@ def test_under_another_congestion_control_no_rate_is_passed_on() -> None:
 
 
 def test_the_congestion_control_comes_from_the_environment() -> None:
-    assert Settings.from_environment({}).congestion == "cubic"
-    assert Settings.from_environment({"HIVE_CONGESTION": "auto"}).congestion == "auto"
+    assert Settings.from_environment({}).congestion == "auto"
+    assert Settings.from_environment({"HIVE_CONGESTION": "cubic"}).congestion == "cubic"
     assert Settings(engine="native", congestion="bbr").congestion == "bbr"
 
 

@@ -204,13 +204,13 @@ def nothing(*_: object) -> None:
 @pytest.mark.parametrize("error", [MisuseError("this one is closed"), OSError(9, "Bad file descriptor")], ids=repr)
 def test_no_socket_is_left_open_where_the_engine_does_not_go_on_from_the_first(request, error: Exception) -> None:
     refusing: Any = Refusing(error)
-    peers = PeerTable(0, (), reconnect_s=1.0, now_s=0.0)
+    peers = PeerTable(0, (), (), reconnect_s=1.0, now_s=0.0)
     callbacks: dict[str, Any] = dict.fromkeys(("on_gone", "on_control", "on_unexpected", "on_refused"), nothing)
     endpoint = Endpoint(rank=0, job="j", world="w", peers=peers, **callbacks)
-    endpoint.begin(refusing, compute=1, bulk=2)
+    endpoint.begin(refusing, [(1, 2)])
     sockets = open_sockets(Settings(listen="127.0.0.1"))
     for sock in (sockets.compute, sockets.bulk):
         request.addfinalizer(sock.close)
     with pytest.raises(type(error)):
-        endpoint.move(sockets, sockets, number=1)
+        endpoint.move(sockets, number=1)
     assert (sockets.compute.fileno(), sockets.bulk.fileno()) == (-1, -1)

@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import dataclass
 
-from msgspec import Struct
+from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from hive_qos.errors import KernelRejectedError
-from hive_qos.netlink import (
-    IFINFOMSG,
-    IFLA_IFNAME,
-    RTM_DELLINK,
-    RTM_NEWLINK,
-    NetlinkSocket,
-    attribute_map,
-)
+from hive_qos.netlink import NetlinkSocket
+from shaping.netlink import messages
 
 _RTMGRP_LINK = 1
+_RTM_NEWLINK, _RTM_DELLINK = 16, 17  # linux/rtnetlink.h
 _PACKETS_MAX = 64
 """Read at a time; what is there beyond that wakes the loop again."""
 
 
-class LinkChanges(Struct, frozen=True):
+@dataclass(frozen=True)
+class LinkChanges:
     """What events were about: numbers and names of interfaces. `lost`: some were not received; look at everything."""
 
     numbers: frozenset[int] = frozenset()
@@ -55,7 +52,7 @@ class LinkEvents:
         lost = False
         for _ in range(_PACKETS_MAX):
             try:
-                messages = self._kernel.receive()
+                packet = self._kernel.receive()
             except KernelRejectedError as problem:
                 if problem.errno_value == errno.EAGAIN:
                     break
@@ -63,12 +60,13 @@ class LinkEvents:
                     raise
                 lost = True
                 continue
-            for kind, _, _, body in messages:
-                if kind in (RTM_NEWLINK, RTM_DELLINK) and len(body) >= IFINFOMSG.size:
-                    numbers.add(IFINFOMSG.unpack_from(body)[2])
-                    name = attribute_map(body, IFINFOMSG.size).get(IFLA_IFNAME)
+            for kind, _, _, body in packet:
+                if kind in (_RTM_NEWLINK, _RTM_DELLINK):
+                    link = messages.decode(ifinfmsg, kind, body)
+                    numbers.add(link["index"])
+                    name = link.get_attr("IFLA_IFNAME")  # bytes where it is no text
                     if name is not None:
-                        names.add(os.fsdecode(name.rstrip(b"\0")))
+                        names.add(os.fsdecode(name))
         return LinkChanges(frozenset(numbers), frozenset(names), lost)
 
     def close(self) -> None:

@@ -1,0 +1,79 @@
+//! Small messages that count as sent when the connection has them: a copy is kept until the peer has acknowledged it.
+//!
+//! To wait for the acknowledgement costs a small collective as much time again as the message itself. A large one is sent
+//! from the caller's memory, which is lent until then, and its last acknowledgement takes a small part of its time.
+//! The copy is what is sent again when the connection is lost, perhaps after the collective has ended.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+
+use bytes::Bytes;
+
+use super::send_queue::Sending;
+use crate::borrowed_buffers::Payload;
+use crate::session::transmit::Message;
+
+/// A copy takes 3 us and a wake-up 20. How many there are is bounded by what may be under way to a peer (`SendQueue`).
+pub const COPIED_BYTES_MAX: usize = 32 << 10;
+
+struct Kept {
+    header: Bytes,
+    payload: Option<Arc<Payload>>,
+    level: usize,
+}
+
+/// By collective and step.
+#[derive(Default)]
+pub struct Unacknowledged {
+    kept: HashMap<(u64, u32), Kept>,
+    drained: Vec<Sender<()>>,
+}
+
+impl Unacknowledged {
+    pub fn keep(&mut self, sending: &Sending, message: &Message) {
+        let kept = Kept {
+            header: message.header.clone(),
+            payload: message.payload.clone(),
+            level: message.level,
+        };
+        self.kept.insert((sending.collective, sending.step), kept);
+    }
+
+    pub fn has(&self, collective: u64, step: u32) -> bool {
+        self.kept.contains_key(&(collective, step))
+    }
+
+    /// The message once more, as another operation.
+    pub fn again(&self, sending: &Sending, operation: u64) -> Option<Message> {
+        let kept = self.kept.get(&(sending.collective, sending.step))?;
+        Some(Message {
+            operation,
+            header: kept.header.clone(),
+            payload: kept.payload.clone(),
+            level: kept.level,
+            deadline: None,
+        })
+    }
+
+    /// The peer has it, or never will. Whether it was kept.
+    pub fn settled(&mut self, collective: u64, step: u32) -> bool {
+        let kept = self.kept.remove(&(collective, step)).is_some();
+        self.tell_drained();
+        kept
+    }
+
+    /// Tell `drained` when nothing is kept, which may be now.
+    pub fn drain(&mut self, drained: Sender<()>) {
+        self.drained.push(drained);
+        self.tell_drained();
+    }
+
+    fn tell_drained(&mut self) {
+        if self.kept.is_empty() {
+            for drained in self.drained.drain(..) {
+                let _ = drained.send(()); // nobody may wait any more
+            }
+        }
+    }
+}
