@@ -8,8 +8,9 @@ import sys
 def main() -> None:
     """Run the command line of this process and exit. The entry point of the distribution."""
     try:
-        from broker.cli.app import app  # imported here, so that Ctrl-C during the imports ends as it does later
+        # Imported here, so that Ctrl-C during the imports ends as it does later.
+        from broker.cli.commands import command_line, wanted
 
-        app()
+        command_line(wanted(sys.argv[1:]))()
     except KeyboardInterrupt:
         sys.exit(130)

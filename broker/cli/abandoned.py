@@ -19,11 +19,11 @@ from shaping.journal import Journal
 from shaping.model.names import is_ours
 
 
-def open_abandoned(state_directory: Path) -> str | None:
+def open_abandoned(state_directory: Path | None = None) -> str | None:
     """Open the ceilings of a tree that no broker and no watchdog looks after. For a command that finds no broker.
 
     Args:
-        state_directory: of the broker, as far as it is known: its journal has the lines' rates.
+        state_directory: of the broker: its journal has the lines' rates. None takes the one of the configuration.
 
     Returns:
         What was found and done, or what to do, in one line; None where there is nothing of ours.
@@ -41,9 +41,17 @@ def open_abandoned(state_directory: Path) -> str | None:
             if claims():
                 return None
             stop_redirecting(tc)
-            changed = open_ceilings(tc, dict.fromkeys(roots.values()) | journalled_lines(Journal(state_directory)))
+            journal = Journal(state_directory or _configured())
+            changed = open_ceilings(tc, dict.fromkeys(roots.values()) | journalled_lines(journal))
     except (HiveError, OSError) as problem:
         return f"what a broker has left here cannot be looked at: {problem}"
     if not changed:
         return f"a broker that has ended has left its classes on {names}, all open; `hive-qos clear` removes them"
     return f"a broker that was killed held back traffic on {names}; nobody is held back any more ({changed} opened)"
+
+
+def _configured() -> Path:
+    """Read where the journal is. Imported here: most hosts without a broker have nothing of ours to look for."""
+    from broker.cli.configuration import DEFAULT_CONFIG, state_directory
+
+    return state_directory(DEFAULT_CONFIG)

@@ -88,9 +88,8 @@ def code_of(error: HiveError) -> ExitCode:
 def report_abandoned() -> None:
     """Where no broker answers: open what a killed one has left in the kernel, and report it."""
     from broker.cli.abandoned import open_abandoned
-    from broker.cli.configuration import DEFAULT_CONFIG, state_directory
 
-    found = open_abandoned(state_directory(DEFAULT_CONFIG))
+    found = open_abandoned()
     if found is not None:
         typer.echo(f"hive-qos: {found}", err=True)
 

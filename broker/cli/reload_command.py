@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from broker.cli.status_command import SocketOption
+from broker.cli.options import SocketOption
 
 
 def reload(

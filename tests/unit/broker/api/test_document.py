@@ -12,7 +12,7 @@ from status_documents import POLICY, snapshot, status
 
 from broker.api.metrics import metrics
 from broker.api.snapshot import SessionInfo, Snapshot
-from broker.cli.status_table import render
+from broker.cli.show.status_table import render
 from broker.daemon.publish import destination_reports
 from broker.enforce.socket_marks import JOB_LEAVES
 from broker.law.decide import decide

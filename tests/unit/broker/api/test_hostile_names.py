@@ -16,7 +16,7 @@ from broker.api.document import document
 from broker.api.metrics import metrics
 from broker.api.pages import encoded
 from broker.api.snapshot import DaemonInfo, SessionInfo, Snapshot
-from broker.cli.status_table import render
+from broker.cli.show.status_table import render
 from broker.enforce.device_stack import misplaced
 from broker.law.decide import decide
 from broker.law.state import State

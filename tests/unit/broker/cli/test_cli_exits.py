@@ -260,8 +260,8 @@ def test_a_watched_status_that_goes_into_a_pipe_is_one_table_after_another(monke
         if len(asked) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("broker.cli.status_command.client.status", status)
-    monkeypatch.setattr("broker.cli.status_command.time.sleep", sleep)
+    monkeypatch.setattr("broker.cli.show.status_command.client.status", status)
+    monkeypatch.setattr("broker.cli.show.status_command.time.sleep", sleep)
     result = RUN.invoke(app, ["status", "--watch"])
     assert result.exit_code == ExitCode.INTERRUPTED
     assert "eth1" in result.stdout

@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.console import Console
 
-from broker.cli.holds_table import SHOWN_MAX
-from broker.cli.status_table import render
+from broker.cli.show.holds_table import SHOWN_MAX
+from broker.cli.show.status_table import render
 
 HOLD = {
     "address": "10.0.0.3", "class": "storage", "rate_bits_per_s": 1_900_000, "reason": {"text": "step 3 comes in"},

@@ -19,7 +19,7 @@ from status_documents import status
 from broker.api.class_averages import AveragesSnapshot
 from broker.api.snapshot import DaemonInfo, HoldsInfo, SessionInfo, Snapshot
 from broker.api.window_average import Average
-from broker.cli.status_table import render
+from broker.cli.show.status_table import render
 from broker.enforce.socket_marks import JOB_LEAVES
 from broker.law.decision import Decision
 from broker.law.state import State

@@ -5,7 +5,7 @@
       figures of one class                  one line of figures
           why                               below it, a line a fact: promise, lending, limit
     program ...                             who sends and receives
-    asked of others, asked of us, brokers   broker.cli.holds_table
+    asked of others, asked of us, brokers   broker.cli.show.holds_table
 
 Names from outside are escaped; nothing is trusted. The document may come from another version: what is missing is
 shown as a dash. Colours repeat what the words mean.
@@ -19,8 +19,8 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from broker.cli.holds_table import render_holds
-from broker.cli.screen import COLUMN, NOTE_LENGTH_MAX, beside, count, items, line, note, rate, reason_text, size
+from broker.cli.show.holds_table import render_holds
+from broker.cli.show.screen import COLUMN, NOTE_LENGTH_MAX, beside, count, items, line, note, rate, reason_text, size
 from hive_qos.text import printable
 
 JOBS_SHOWN_MAX = 20

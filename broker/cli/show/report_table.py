@@ -10,8 +10,8 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from broker.cli.report_command import FIGURES
-from broker.cli.screen import items
+from broker.cli.show.report_command import FIGURES
+from broker.cli.show.screen import items
 from broker.model.usage import keys_of
 from hive_qos.text import printable
 from hive_qos.units import format_size

@@ -5,23 +5,15 @@ from __future__ import annotations
 import json
 import sys
 import time
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from broker import client
+from broker.cli.options import SocketOption
 
 REFRESH_S = 1.0
 """As often as somebody can read it."""
-
-SocketOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--socket", "-s", readable=False, help="The broker's HTTP socket (default: beside $HIVE_BROKER, /run/hive-qos)."
-    ),
-]
-
 
 def status(
     socket: SocketOption = None,
@@ -59,7 +51,7 @@ def _print_json(path: str | None, *, watch: bool) -> None:
 def _print_table(document: dict[str, Any]) -> None:
     from rich.console import Console
 
-    from broker.cli.status_table import render
+    from broker.cli.show.status_table import render
 
     Console(highlight=False).print(render(document))
 
@@ -68,7 +60,7 @@ def _watch(path: str | None) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    from broker.cli.status_table import render
+    from broker.cli.show.status_table import render
 
     console = Console(highlight=False)
     while not console.is_terminal:  # a pipe or a file: there is nothing to paint over

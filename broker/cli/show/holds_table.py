@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from broker.cli.screen import COLUMN, NAME, NOTE_LENGTH_MAX, beside, items, line, note, rate, reason_text
+from broker.cli.show.screen import COLUMN, NAME, NOTE_LENGTH_MAX, beside, items, line, note, rate, reason_text
 from hive_qos.text import printable
 
 SHOWN_MAX = 20

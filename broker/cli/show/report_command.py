@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from broker.cli.status_command import SocketOption
+from broker.cli.options import SocketOption
 from broker.model.usage import GROUPS, HOUR_S, Usage, keys_of
 
 FIGURES = Usage.__struct_fields__
@@ -61,7 +61,7 @@ def report(
     else:
         from rich.console import Console
 
-        from broker.cli.report_table import render
+        from broker.cli.show.report_table import render
 
         Console(highlight=False).print(render(document, groups))
 

@@ -1,0 +1,75 @@
+"""Which command is where: one line each, and a command line of some of them.
+
+A command's file is imported when that command is typed. All of them together take as long as `hive-qos status` may.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Final
+
+import typer
+
+from broker.cli.exits import EPILOG, guarded
+from hive_qos import __version__
+
+COMMANDS: Final[Mapping[str, str]] = {
+    "broker": "broker.cli.broker_command:broker",
+    "status": "broker.cli.show.status_command:status",
+    "report": "broker.cli.show.report_command:report",
+    "reload": "broker.cli.reload_command:reload",
+    "confirm": "broker.cli.reload_command:confirm",
+    "run": "broker.cli.run_command:run",
+    "clear": "broker.cli.broker_command:clear",
+    "replay": "broker.cli.broker_command:replay",
+    "doctor": "broker.cli.doctor_command:doctor",
+    "explain-collective": "broker.cli.explain_command:explain_collective",
+    "ca": "broker.cli.ca_command:app",
+}
+"""In the order of the help page: a module, and a function of it or a whole group of commands."""
+_SETTINGS: Final[Mapping[str, dict[str, Any]]] = {
+    "run": {"ignore_unknown_options": True, "allow_interspersed_args": False}
+}
+
+
+def wanted(arguments: Sequence[str]) -> Iterable[str]:
+    """Name the command that these arguments are for; all where they name none, as for the help page."""
+    return arguments[:1] if arguments and arguments[0] in COMMANDS else COMMANDS
+
+
+def command_line(names: Iterable[str]) -> typer.Typer:
+    """Make a command line that has these commands; no others are imported."""
+    app = typer.Typer(
+        name="hive-qos",
+        help="Share this host's bandwidth between training, storage and people.",
+        epilog=EPILOG,
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    )
+    app.callback()(_options)
+    for name in names:
+        module, _, member = COMMANDS[name].partition(":")
+        command = getattr(importlib.import_module(module), member)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command(name, epilog=EPILOG, context_settings=_SETTINGS.get(name, {}))(guarded(command))
+    return app
+
+
+def _show_version(shown: bool) -> None:
+    if shown:
+        typer.echo(f"hive-qos {__version__}")
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options before the command; `--version` is all there is."""

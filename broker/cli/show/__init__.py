@@ -1,0 +1,1 @@
+"""Commands that show what a broker knows: they read its socket, and change nothing."""
