@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec.structs import replace
 
 from broker.api import verdicts
 from broker.api.flows import flow_list, program_list
+from broker.api.limits import limits, link_figures
 from broker.api.programs import SHOWN_MAX as PROGRAMS_SHOWN_MAX
 from broker.api.schema import (
     BurstStatus,
@@ -57,14 +58,15 @@ def document(snapshot: Snapshot) -> Status:
     allocation = snapshot.decision.allocation
     samples = {one.name: one for one in snapshot.measurements.interfaces}
     watches = {watch.interface: watch for watch in snapshot.decision.watches}
-    links = [_link(snapshot, entry) for entry in allocation.interfaces]
+    links = [link_figures(snapshot, entry) for entry in allocation.interfaces]
+    limited = _Limited(snapshot)
     return Status(
         host=printable(snapshot.host),
         version=__version__,
         daemon=snapshot.daemon,
         load=snapshot.load,
         interfaces=[
-            *(_outbound(snapshot, link, samples.get(link.entry.name)) for link in links),
+            *(_outbound(snapshot, link, samples.get(link.entry.name), limited) for link in links),
             *(_inbound(entry, samples.get(entry.name), watches.get(entry.name)) for entry in allocation.ingress),
         ],
         flows=flows[:FLOWS_SHOWN_MAX],
@@ -72,7 +74,7 @@ def document(snapshot: Snapshot) -> Status:
         tcp_connections=snapshot.tcp_connections,
         programs=who[:PROGRAMS_SHOWN_MAX],
         programs_total=len(who),
-        jobs=_jobs(snapshot, links, samples),
+        jobs=_jobs(snapshot, links, limited),
         schedules=allocation.schedules,
         needs=[made(NeedStatus, need, interface=one.name) for one in samples.values() for need in one.needs],
         holds=[made(HoldStatus, hold, **_verdict(outcome)) for hold, outcome in snapshot.holds.asked],
@@ -85,28 +87,26 @@ def document(snapshot: Snapshot) -> Status:
     )  # fmt: skip
 
 
-def _link(snapshot: Snapshot, entry: InterfaceAllocation) -> verdicts.LinkFigures:
-    """One outbound link's figures for the verdicts."""
-    figures = snapshot.figures
+class _Limited:
+    """What limits each class and job, and since when."""
 
-    def of(known: Mapping[Hashable, Average], *key: str) -> dict[str, Average]:
-        """By the last part of the keys that begin with these."""
-        return {str(name[-1]): one for name, one in known.items() if isinstance(name, tuple) and name[:-1] == key}
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._limits, self._snapshot = limits(snapshot), snapshot
 
-    return verdicts.LinkFigures(
-        entry=entry,
-        averages=of(figures.classes, entry.name),
-        lender_now=figures.classes_now.get((entry.name, LENDER)),
-        windows_s={one.name: one.guarantee_window_s for one in snapshot.policy.classes},
-        destinations=of(figures.destinations, entry.name, LENDER),
-        towards=of(figures.towards, entry.name, LENDER),
-        peers={lease.address: lease.peer for lease, _ in snapshot.holds.leases},
-        inbound=next((one for one in snapshot.decision.allocation.ingress if one.name == entry.name), None),
-        arriving=figures.arriving.get(entry.name),
-    )
+    def of(self, *key: object) -> dict[str, Any]:
+        """By the keys of `limits`. The time is null before the loop has seen this cause."""
+        limit, lasting = self._limits[key], self._snapshot.lasting.get(key)
+        found: dict[str, Any] = {"limited_by": limit}
+        if lasting is not None and lasting.code == limit.code:
+            found["limited_for_s"] = round(lasting.for_s, 1)
+            found["limited_since_s"] = round(self._snapshot.wall_s - lasting.for_s, 1)
+            found["limited_part"] = round(lasting.part, 2)
+        return found
 
 
-def _outbound(snapshot: Snapshot, link: verdicts.LinkFigures, sample: InterfaceSample | None) -> OutboundStatus:
+def _outbound(
+    snapshot: Snapshot, link: verdicts.LinkFigures, sample: InterfaceSample | None, limited: _Limited
+) -> OutboundStatus:
     name, segments = link.entry.name, snapshot.segments.get(link.entry.name)
     lends = verdicts.lends_bits_per_s(link)
     destinations = snapshot.destinations.get(name, ())
@@ -114,7 +114,7 @@ def _outbound(snapshot: Snapshot, link: verdicts.LinkFigures, sample: InterfaceS
         OutboundStatus,
         link.entry,
         shaped=segments is not None,
-        classes=tuple(_class(link, one, lends) for one in link.entry.classes),
+        classes=tuple(_class(link, one, lends, limited) for one in link.entry.classes),
         destinations=tuple(_destination(link, one) for one in link.entry.destinations),
         measured=None if sample is None else made(OutboundMeasured, sample, destinations=destinations),
         gso_max_segs=None if segments is None else segments.gso_max_segs,
@@ -122,7 +122,9 @@ def _outbound(snapshot: Snapshot, link: verdicts.LinkFigures, sample: InterfaceS
     )
 
 
-def _class(link: verdicts.LinkFigures, one: ClassAllocation, lends: Mapping[str, int]) -> ClassStatus:
+def _class(
+    link: verdicts.LinkFigures, one: ClassAllocation, lends: Mapping[str, int], limited: _Limited
+) -> ClassStatus:
     return made(
         ClassStatus,
         one,
@@ -134,7 +136,7 @@ def _class(link: verdicts.LinkFigures, one: ClassAllocation, lends: Mapping[str,
         lends_bits_per_s=lends if one.name == LENDER else {},
         lending=verdicts.lending_text(one.name, lends),
         held=verdicts.held_text(link, one),
-        limited_by=verdicts.class_limit(link, one),
+        **limited.of(link.entry.name, one.name),
     )
 
 
@@ -169,9 +171,7 @@ def _verdict(outcome: HoldOutcome | None) -> dict[str, Any]:
     return {"granted": outcome.granted, "granted_bits_per_s": outcome.rate_bits_per_s, "verdict": outcome.reason}
 
 
-def _jobs(
-    snapshot: Snapshot, links: list[verdicts.LinkFigures], samples: Mapping[str, InterfaceSample]
-) -> list[JobStatus]:
+def _jobs(snapshot: Snapshot, links: list[verdicts.LinkFigures], limited: _Limited) -> list[JobStatus]:
     jobs: dict[JobKey, JobStatus] = {}
 
     def job(key: JobKey) -> JobStatus:
@@ -186,8 +186,7 @@ def _jobs(
     for link in links:
         for part in link.entry.jobs:
             own = job(part.key)
-            sample = samples.get(link.entry.name)
-            own.shares.append(_share(snapshot, link, part, sample, has_leaf=own.leaf is not None))
+            own.shares.append(_share(snapshot, link, part, limited, has_leaf=own.leaf is not None))
     credited = {(one.interface, one.uid, one.job, one.step): one for one in snapshot.decision.credits}
     for interface in snapshot.measurements.interfaces:
         for burst in interface.bursts:
@@ -206,20 +205,14 @@ def _jobs(
 
 
 def _share(
-    snapshot: Snapshot, link: verdicts.LinkFigures, part: JobAllocation, sample: InterfaceSample | None, *,
-    has_leaf: bool,
-) -> JobShare:  # fmt: skip
+    snapshot: Snapshot, link: verdicts.LinkFigures, part: JobAllocation, limited: _Limited, *, has_leaf: bool
+) -> JobShare:
     """What a job gets of a class through an interface, and one verdict. Its share is a figure alone where no leaf of
     the job's makes the kernel keep it: in storage, and beyond compute's leaves."""
     name = part.traffic_class
     enforced, reason = has_leaf and name == "compute", part.reason
     if not enforced:
         reason = Reason(reason.code, f"{reason.text}; shown, not enforced: it shares the leaf of {name}")
-    flows = [
-        flow
-        for flow in (sample.flows if sample is not None else ())
-        if (flow.uid, flow.job, flow.traffic_class) == (*part.key, name)
-    ]
     of = next(one for one in link.entry.classes if one.name == name)
     average, whole = snapshot.figures.jobs.get((link.entry.name, name, *part.key)), link.averages.get(name)
     if average is not None and whole is not None:  # over the same time as its class: before it began it sent nothing
@@ -235,5 +228,5 @@ def _share(
         window_s=link.windows_s[name],
         **_averaged(average),
         usable_bits_per_s=min(part.ceil_bits_per_s, verdicts.usable_bits_per_s(link, of)),
-        limited_by=verdicts.job_limit(link, part, of, flows=flows, processors_used=snapshot.load.processors_used),
+        **limited.of(link.entry.name, name, *part.key),
     )

@@ -41,8 +41,9 @@ class ClassStatus(ClassAllocation, frozen=True, kw_only=True):
 
     Guarantee, floor and ceiling are those of policy at the present capacity; rate and ceil are in the kernel. The
     average is that of the guarantee's window. `promise` is `kept`, `missed`, `owed`, `not-claimed` or `not-measured`;
-    `limited_by` is `idle`, `itself`, `hold`, `burst`, `ceiling` or `link`. `usable_bits_per_s` is what it may send now;
-    `held` says to what storage is held towards whom, and `lends_bits_per_s` to which class it lends how much.
+    `limited_by` is `idle`, `itself`, `hold`, `burst`, `ceiling` or `link`: for `limited_for_s` seconds, that is since
+    `limited_since_s` (seconds since 1970), during `limited_part` of that time. `usable_bits_per_s` is what it may send
+    now; `held` says to what storage is held towards whom, and `lends_bits_per_s` to which class it lends how much.
     """
 
     window_s: float
@@ -54,6 +55,9 @@ class ClassStatus(ClassAllocation, frozen=True, kw_only=True):
     lending: str
     held: str
     limited_by: Reason
+    limited_for_s: float | None = None
+    limited_since_s: float | None = None
+    limited_part: float | None = None
 
 
 class DestinationStatus(DestinationAllocation, frozen=True, kw_only=True):
@@ -242,6 +246,9 @@ class JobShare(Struct, frozen=True, kw_only=True):
     average_over_s: float | None
     usable_bits_per_s: int
     limited_by: Reason
+    limited_for_s: float | None = None
+    limited_since_s: float | None = None
+    limited_part: float | None = None
 
 
 class BurstStatus(Struct, frozen=True, kw_only=True):

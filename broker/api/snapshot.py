@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
 from msgspec import Struct, field
 
@@ -66,12 +66,21 @@ class HoldsInfo(Struct, frozen=True):
 NO_HOLDS = HoldsInfo()
 
 
+class Lasting(Struct, frozen=True):
+    """How long what limits a class or job has done so, with pauses; `part` of that time it did."""
+
+    code: str
+    for_s: float
+    part: float
+
+
 class Snapshot(Struct, frozen=True):
     """Everything that a reader may ask for, as of one tick. Ages are seconds at that tick; `segments` by interface.
 
     Of `tcp_connections` in all, `tcp` are those that are shown; `udp` sockets that are, each with whether something of
     it was seen waiting lately; `origins` says by inode whose they are; `leaves` of jobs as `tc` names them;
-    `destinations` by interface what they report of the path.
+    `destinations` by interface what they report of the path; `lasting` how long each of `broker.api.limits` has lasted;
+    `wall_s` when all this was, in seconds since 1970.
     """
 
     host: str
@@ -92,3 +101,5 @@ class Snapshot(Struct, frozen=True):
     udp: tuple[tuple[UdpSocket, str, bool], ...] = ()
     figures: AveragesSnapshot = NOTHING_YET
     destinations: Mapping[str, tuple[DestinationReport, ...]] = field(default_factory=dict)
+    lasting: Mapping[Hashable, Lasting] = field(default_factory=dict)
+    wall_s: float = 0.0

@@ -180,7 +180,7 @@ def class_limit(link: LinkFigures, one: ClassAllocation) -> Reason:
     if one.reason.code in CEILING_CODES or (at_limit and one.ceil_bits_per_s < link.entry.capacity_bits_per_s):
         return Reason("ceiling", one.reason.text)
     if link.full:
-        return Reason("link", f"the link is full, {_others(link, one)}")
+        return Reason("link", f"it is full, {_others(link, one)}")
     return Reason("link", "waits for its turn")
 
 

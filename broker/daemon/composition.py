@@ -245,6 +245,7 @@ def compose(given: Environment, options: Options, journal: Journal) -> Component
         socket_owners=socket_owners,
         log=log,
         started_s=clock(),
+        wall_clock=given.wall_clock,
     )
     return Components(
         netlink=netlink,

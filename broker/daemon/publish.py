@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import resource
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+
+from msgspec.structs import replace
 
 from broker.accounting.accounts import Accounts
 from broker.api.class_averages import ClassAverages
+from broker.api.limits import LimitHistory, limits
 from broker.api.snapshot import DaemonInfo, SessionInfo, Snapshot
 from broker.daemon.config_store import ConfigStore
 from broker.daemon.peer_link import PeerLink
@@ -60,6 +63,7 @@ class SnapshotBuilder:
         socket_owners: SocketOwners,
         log: Log,
         started_s: float,
+        wall_clock: Callable[[], float],
     ) -> None:
         self._egress_trees, self._ingress_trees, self._shaped_interfaces = (
             egress_trees,
@@ -73,6 +77,7 @@ class SnapshotBuilder:
         self._known: Mapping[int, SocketOwner] = {}
         self._loads = HostLoads()
         self._udp, self._averages = UdpWatch(log=log), ClassAverages()
+        self._limits, self._wall_clock = LimitHistory(), wall_clock
         self._port_classes: PortClasses | None = None
         self._wanted: tuple[object, object] | None = None
         self._looked_for: Shown = ()
@@ -108,7 +113,7 @@ class SnapshotBuilder:
             name: self._commands[name] if name in self._commands else command_of(one.peer.pid)
             for name, one in sessions.items()
         }
-        return Snapshot(
+        snapshot = Snapshot(
             host=self._host,
             daemon=DaemonInfo(
                 pid=os.getpid(),
@@ -148,7 +153,9 @@ class SnapshotBuilder:
             holds=self._peer_link.info(decision),
             load=self._loads.look(now_s=now_s),
             destinations=destination_reports(decision, measurements),
+            wall_s=self._wall_clock(),
         )
+        return replace(snapshot, lasting=self._limits.follow(limits(snapshot), now_s=now_s))
 
     def _alarms(self, decision: Decision) -> tuple[Alarm, ...]:
         of_roster = self._shaped_interfaces.alarms()

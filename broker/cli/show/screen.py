@@ -1,12 +1,16 @@
-"""Lines of a screen of 80 columns: a name with figures beside it, and notes below. What is long wraps."""
+"""Lines of a screen: a name with figures beside it, and notes below. What is long wraps.
+
+A screen has 80 columns. On a narrower one a row leaves out the figures that matter least, down to two at 40 columns.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.cells import cell_len
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.text import Text
 
@@ -15,20 +19,52 @@ from hive_qos.units import format_rate, format_size
 
 NAME, COLUMN = 18, 12
 """Of the name, and of each figure: a space and "38.8 Mbit/s". Five figures and a name are 78 columns."""
+NAME_NARROW = 16
+"""With two figures 40 columns."""
 NOTE_LENGTH_MAX = 500
 """Longer than every reason of ours, and six lines at most of a text that somebody else chose."""
+_SPANS = ((86_400.0, "days"), (3_600.0, "h"), (60.0, "min"))
 
 
-def line(name: str, *figures: str, style: str = "") -> RenderableType:
-    """A name and its figures, right-aligned."""
-    return beside(name, "".join(f"{figure:>{COLUMN}}" for figure in figures), style=style)
+@dataclass(frozen=True)
+class Row:
+    """A name and what stands beside it; a name that is longer than its column has a line of its own.
+
+    Args:
+        cells: as wide as their columns; the last may be longer.
+        first: the cells that matter most, by their number; those that it lacks go first where room is short.
+        style: of the name.
+    """
+
+    name: str
+    cells: Sequence[str]
+    first: Sequence[int]
+    style: str = ""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Lay it out for the width that there is."""
+        room, width = options.max_width, NAME
+        if NAME + sum(map(cell_len, self.cells)) > room:
+            width = NAME_NARROW
+        shown: set[int] = set()
+        left = room - width
+        for number in self.first:
+            if cell_len(self.cells[number]) > left and shown:
+                break
+            shown.add(number)
+            left -= cell_len(self.cells[number])
+        row = "".join(cell for number, cell in enumerate(self.cells) if number in shown)
+        if cell_len(self.name) <= width:
+            yield Text.assemble((self.name + " " * (width - cell_len(self.name)), self.style), row)
+        else:
+            yield Text(self.name, style=self.style)
+            yield Text(" " * width + row)
 
 
-def beside(name: str, row: str, *, style: str = "") -> RenderableType:
-    """A name and what stands beside it; a name that is longer than its column has a line of its own."""
-    if cell_len(name) <= NAME:
-        return Text.assemble((name + " " * (NAME - cell_len(name)), style), row)
-    return Group(Text(name, style=style), Text(" " * NAME + row))
+def line(name: str, *figures: str, style: str = "", first: Sequence[int] | None = None) -> Row:
+    """A name and its figures, right-aligned. `first` as of `Row`; the default is from left to right."""
+    cells = [f"{figure:>{COLUMN}}" for figure in figures]
+    return Row(name, cells, range(len(cells)) if first is None else first, style)
 
 
 def note(text: str, *, style: str = "") -> RenderableType:
@@ -44,9 +80,24 @@ def items(document: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
     return [item for item in value if isinstance(item, Mapping)]
 
 
+def code_of(reason: object) -> str:
+    """The code of a reason, "" where there is none."""
+    return printable(str(reason.get("code", ""))) if isinstance(reason, Mapping) else ""
+
+
 def reason_text(reason: object) -> str:
     """The sentence of a reason, "" where there is none."""
     return printable(str(reason.get("text", "")), length_max=NOTE_LENGTH_MAX) if isinstance(reason, Mapping) else ""
+
+
+def name_of(value: object) -> str:
+    """A name from outside, safe to print; a question mark where there is none."""
+    return "?" if value is None else printable(str(value))
+
+
+def number(value: object) -> float:
+    """A figure to sort or compare by; 0 where there is none."""
+    return float(value) if isinstance(value, (int, float)) else 0.0
 
 
 def count(value: object) -> str:
@@ -62,3 +113,37 @@ def rate(value: object) -> str:
 def size(value: object) -> str:
     """A size, 0 without a unit, or a dash."""
     return ("0" if value == 0 else format_size(value)) if isinstance(value, (int, float)) else "-"
+
+
+def span(seconds: float) -> str:
+    """How long, in one unit: "12 s", "3 min", "2 h", "5 days"."""
+    for unit_s, unit in _SPANS:
+        if seconds >= 2 * unit_s:
+            return f"{seconds / unit_s:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def lasting(entry: Mapping[str, Any]) -> str:
+    """How long what limits a class or job has done so: " for 3 min", " for 3 min, 40 % of the time", or nothing."""
+    for_s, part = entry.get("limited_for_s"), entry.get("limited_part")
+    if not isinstance(for_s, (int, float)):
+        return ""
+    often = isinstance(part, (int, float)) and part < PART_SHOWN_MAX and for_s >= 1
+    return f" for {span(for_s)}" + (f", {100 * number(part):.0f} % of the time" if often else "")
+
+
+PART_SHOWN_MAX = 0.9
+"""From here on a cause lasts without pauses that matter."""
+LIMITED_BY: Mapping[str, str] = {
+    "link": "the link", "class": "its class", "peer": "its peer", "hold": "a hold", "processor": "the processor",
+    "itself": "itself", "burst": "a burst", "ceiling": "its ceiling",
+}  # fmt: skip
+"""By code: what limits a class or job, after "limited by"."""
+
+
+def limited_text(entry: Mapping[str, Any]) -> str:
+    """What limits a class or job, for how long, and why, in one sentence."""
+    limited_by = entry.get("limited_by")
+    code = code_of(limited_by)
+    text = reason_text(limited_by)
+    return f"limited by {LIMITED_BY.get(code, code)}{lasting(entry)}" + (f": {text}" if text else "")

@@ -11,18 +11,21 @@ import typer
 
 from broker import client
 from broker.cli.options import SocketOption
+from hive_qos.errors import BrokerUnavailableError
 
 REFRESH_S = 1.0
 """As often as somebody can read it."""
 
+
 def status(
     socket: SocketOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole document as one line of JSON.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat every second until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat every second until q or Ctrl-C.")] = False,
 ) -> None:
     """Show what each class and job gets, and why.
 
-    The table has each class' guarantee and average, who lends to whom, what limits each job, who sends, and alarms.
+    Alarms come first. Then each class' guarantee and average, who lends to whom, what limits each job for how long,
+    and who sends. On a terminal long lists are cut to its height; a pipe gets more.
 
     \b
     Examples:
@@ -33,41 +36,42 @@ def status(
     path = None if socket is None else str(socket)
     if as_json:
         _print_json(path, watch=watch)
-    elif watch:
-        _watch(path)
     else:
-        _print_table(client.status(path))
+        _show(path, watched=watch)
 
 
 def _print_json(path: str | None, *, watch: bool) -> None:
+    """One line a second; while a broker starts again there is none, and standard error says so once."""
+    answered = lost = False
     while True:
-        sys.stdout.write(json.dumps(client.status(path)) + "\n")
-        sys.stdout.flush()
+        try:
+            sys.stdout.write(json.dumps(client.status(path)) + "\n")
+            sys.stdout.flush()
+            answered, lost = True, False
+        except BrokerUnavailableError as error:
+            if not watch or not answered:
+                raise
+            if not lost:
+                typer.echo(f"hive-qos: {error}; trying again", err=True)
+            lost = True
         if not watch:
             return
         time.sleep(REFRESH_S)
 
 
-def _print_table(document: dict[str, Any]) -> None:
+def _show(path: str | None, *, watched: bool) -> None:
     from rich.console import Console
 
-    from broker.cli.show.status_table import render
-
-    Console(highlight=False).print(render(document))
-
-
-def _watch(path: str | None) -> None:
-    from rich.console import Console
-    from rich.live import Live
-
-    from broker.cli.show.status_table import render
+    from broker.cli.show.status_table import fitted
 
     console = Console(highlight=False)
-    while not console.is_terminal:  # a pipe or a file: there is nothing to paint over
-        console.print(render(client.status(path)))
-        sys.stdout.flush()
-        time.sleep(REFRESH_S)
-    with Live(render(client.status(path)), console=console, auto_refresh=False) as live:
-        while True:
-            time.sleep(REFRESH_S)
-            live.update(render(client.status(path)), refresh=True)
+
+    def ask() -> dict[str, Any]:
+        return client.status(path)
+
+    if watched:
+        from broker.cli.show.live import Latest, watch
+
+        watch(Latest(ask, lambda document: fitted(document, console)), console)
+    else:
+        console.print(fitted(ask(), console))

@@ -3,37 +3,79 @@
     trainer-1: no alarms                    what is wrong, first
     eth0 sends at most ...                  each way of each interface: its classes, and in them their jobs
       figures of one class                  one line of figures
-          why                               below it, a line a fact: promise, lending, limit
+          why                               below it, a line a fact: promise, lending, limit and for how long
     program ...                             who sends and receives
     asked of others, asked of us, brokers   broker.cli.show.holds_table
 
-Names from outside are escaped; nothing is trusted. The document may come from another version: what is missing is
-shown as a dash. Colours repeat what the words mean.
+On a terminal the lists are cut until all of it fits. Names from outside are escaped; nothing is trusted. The document
+may come from another version: what is missing is shown as a dash. Colours repeat what the words mean.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from broker.cli.show.holds_table import SHOWN_MAX as HOLDS_SHOWN_MAX
 from broker.cli.show.holds_table import render_holds
-from broker.cli.show.screen import COLUMN, NOTE_LENGTH_MAX, beside, count, items, line, note, rate, reason_text, size
+from broker.cli.show.program_table import program_rows
+from broker.cli.show.screen import (
+    NOTE_LENGTH_MAX,
+    code_of,
+    count,
+    items,
+    limited_text,
+    line,
+    name_of,
+    note,
+    number,
+    rate,
+    reason_text,
+    size,
+)
 from hive_qos.text import printable
 
-JOBS_SHOWN_MAX = 20
 NEEDS_SHOWN_MAX = 5
-PROGRAMS_SHOWN_MAX = 10
-"""What fits on a screen. `--json` has more."""
 SILENT_PROMISES = ("not-measured", "not-claimed")
 SILENT_LIMITS = ("idle", "itself", "hold")
 SILENT_REASONS = ("idle", "link-is-free")
 """Nothing that a person has to know beside the figures and the other lines; `held` has more of a hold."""
+FIRST = (0, 2, 3, 1, 4)
+"""Of a class' figures, where room is short: sends, promised, limit, average, waiting."""
 
 
-def render(document: Mapping[str, Any]) -> RenderableType:
+@dataclass(frozen=True)
+class Room:
+    """How much of each list is shown; `brief` puts idle classes into one line and keeps what limits and what is wrong."""
+
+    jobs: int
+    programs: int
+    holds: int = HOLDS_SHOWN_MAX
+    brief: bool = False
+
+
+ENOUGH = Room(jobs=20, programs=10)
+"""In a pipe. `--json` has all."""
+_ROOMS = (
+    ENOUGH, Room(10, 6, 10), Room(6, 5, 5), Room(6, 5, 5, brief=True), Room(3, 3, 3, brief=True),
+    Room(2, 2, 2, brief=True), Room(1, 1, 1, brief=True),
+)  # fmt: skip
+
+
+def fitted(document: Mapping[str, Any], console: Console) -> RenderableType:
+    """Everything, with as much of each list as the terminal has room for; the prompt needs a line, too."""
+    for room in _ROOMS if console.is_terminal else (ENOUGH,):
+        made = render(document, room)
+        if len(console.render_lines(made, pad=False)) < console.height:
+            break
+    return made
+
+
+def render(document: Mapping[str, Any], room: Room = ENOUGH) -> RenderableType:
     """Everything, in the order in which it matters."""
     parts: list[RenderableType] = [*_alarms(document)]
     interfaces = items(document, "interfaces")
@@ -45,14 +87,14 @@ def render(document: Mapping[str, Any]) -> RenderableType:
         elif interface.get("shaped") is False:
             parts.append(_unshaped(interface))
         else:
-            parts += [_heading(interface), *_classes(interface, jobs)]
+            parts += [_heading(interface), *_classes(interface, jobs, room)]
     if not interfaces:
         parts += [Text(""), Text("no interface is shaped")]
-    parts += _jobs_without_figures(jobs)
-    parts += _programs(document)
+    parts += _jobs_without_figures(jobs, room)
+    parts += program_rows(document, shown_max=room.programs)
     parts += _needs(items(document, "needs"))
     parts += [_schedule(schedule) for schedule in items(document, "schedules")]
-    parts += render_holds(document)
+    parts += render_holds(document, shown_max=room.holds)
     return Group(*parts)
 
 
@@ -98,20 +140,31 @@ def _unshaped(interface: Mapping[str, Any]) -> Text:
     return Text.assemble((printable(str(interface.get("name", "?"))), "bold"), " is not shaped: see the alarm")
 
 
-def _classes(interface: Mapping[str, Any], jobs: list[Mapping[str, Any]]) -> list[RenderableType]:
+def _classes(interface: Mapping[str, Any], jobs: list[Mapping[str, Any]], room: Room) -> list[RenderableType]:
     classes = items(interface, "classes")
-    parts: list[RenderableType] = [line("class", "sends", _window(classes), "promised", "limit", "waiting")]
-    shown = 0
+    parts: list[RenderableType] = [
+        line("class", "sends", _window(classes), "promised", "limit", "waiting", first=FIRST)
+    ]
+    shown, resting = 0, []
     for entry in classes:
         mine = _of_class(jobs, interface=interface.get("name"), traffic_class=entry.get("name"))
-        parts += _class(entry, shown={_code(share.get("limited_by")) for _, _, share in mine})
-        fits = mine[: max(0, JOBS_SHOWN_MAX - shown)]
+        if room.brief and not mine and code_of(entry.get("limited_by")) == "idle":
+            resting.append(name_of(entry.get("name")))
+            continue
+        parts += _class(entry, shown={code_of(share.get("limited_by")) for _, _, share in mine}, brief=room.brief)
+        fits = mine[: max(0, room.jobs - shown)]
         for name, job, share in fits:
-            parts += _job(name, job, share)
+            parts += _job(name, job, share, brief=room.brief)
         shown += len(fits)
         if len(mine) > len(fits):
-            parts.append(note(f"and {len(mine) - len(fits)} more jobs; --json has them"))
-    return parts
+            parts.append(note(f"and {len(mine) - len(fits)} more jobs: hive-qos status --json"))
+    if not resting:
+        return parts
+    return [Text("all its classes are idle")] if len(resting) == len(classes) else [*parts, _idle(resting)]
+
+
+def _idle(names: Iterable[str]) -> Text:
+    return Text(f"idle: {', '.join(names)}")
 
 
 def _window(classes: list[Mapping[str, Any]]) -> str:
@@ -124,10 +177,10 @@ def _window(classes: list[Mapping[str, Any]]) -> str:
     return f"{min([*covered, window]):.0f} s avg"
 
 
-def _class(entry: Mapping[str, Any], *, shown: Collection[str]) -> list[RenderableType]:
+def _class(entry: Mapping[str, Any], *, shown: Collection[str], brief: bool) -> list[RenderableType]:
     """Its figures and their verdicts; those of its jobs, `shown` below, are left out."""
     limited_by = entry.get("limited_by")
-    idle = _code(limited_by) == "idle"
+    idle = code_of(limited_by) == "idle"
     ceil = entry.get("usable_bits_per_s", entry.get("ceil_bits_per_s", entry.get("ceiling_bits_per_s")))
     parts: list[RenderableType] = [
         line(
@@ -138,21 +191,22 @@ def _class(entry: Mapping[str, Any], *, shown: Collection[str]) -> list[Renderab
             rate(ceil),
             size(entry.get("backlog_bytes")),
             style="bold",
+            first=FIRST,
         )
     ]
     if limited_by is None:  # an earlier version, or inbound: only the decision is known
-        silent = _code(entry.get("reason")) in SILENT_REASONS
+        silent = code_of(entry.get("reason")) in SILENT_REASONS
         return parts if silent else [*parts, *_notes(reason_text(entry.get("reason")))]
     if idle:
         return parts
     promise, lending = entry.get("promise"), printable(str(entry.get("lending", "")))
-    missed = _code(promise) in ("missed", "owed")
+    missed = code_of(promise) in ("missed", "owed")
     below = (entry.get("throughput_bits_per_s") or 0) < (entry.get("guarantee_bits_per_s") or 0)
-    if missed or (below and _code(promise) not in SILENT_PROMISES):
+    if missed or (below and not brief and code_of(promise) not in SILENT_PROMISES):
         parts.append(note(reason_text(promise), style="bold red" if missed else ""))
-    parts += _notes(lending, printable(str(entry.get("held", "")), length_max=NOTE_LENGTH_MAX))
-    if _code(limited_by) not in {*SILENT_LIMITS, *shown}:
-        parts += _notes(reason_text(limited_by))
+    parts += _notes("" if brief else lending, printable(str(entry.get("held", "")), length_max=NOTE_LENGTH_MAX))
+    if code_of(limited_by) not in {*SILENT_LIMITS, *shown}:
+        parts += _notes(limited_text(entry))
     return parts
 
 
@@ -167,7 +221,7 @@ def _of_class(
         for share in items(job, "shares")
         if share.get("class") == traffic_class and share.get("interface", interface) == interface
     ]
-    return sorted(found, key=lambda one: -_number(one[2].get("throughput_bits_per_s")))
+    return sorted(found, key=lambda one: -number(one[2].get("throughput_bits_per_s")))
 
 
 def _called(job: Mapping[str, Any], name: str, *, twice: bool) -> str:
@@ -175,10 +229,10 @@ def _called(job: Mapping[str, Any], name: str, *, twice: bool) -> str:
     return printable(name) + (f" of user {printable(str(job.get('uid', '?')))}" if twice else "")
 
 
-def _job(name: str, job: Mapping[str, Any], share: Mapping[str, Any]) -> list[RenderableType]:
+def _job(name: str, job: Mapping[str, Any], share: Mapping[str, Any], *, brief: bool) -> list[RenderableType]:
     """The figures that its class has, the one verdict on what limits it, and what it has announced."""
     limited_by = share.get("limited_by")
-    idle = _code(limited_by) == "idle"
+    idle = code_of(limited_by) == "idle"
     promised = share.get("guarantee_bits_per_s")
     parts: list[RenderableType] = [
         line(
@@ -188,21 +242,16 @@ def _job(name: str, job: Mapping[str, Any], share: Mapping[str, Any]) -> list[Re
             rate(promised) if promised else "-",
             rate(share.get("usable_bits_per_s", share.get("ceil_bits_per_s"))),
             size(share.get("backlog_bytes")),
+            first=FIRST,
         )
     ]
     if limited_by is None:
         parts += _notes(reason_text(share.get("reason")))
     elif not idle:
-        parts += _notes(f"limited by {_LIMITS.get(_code(limited_by), _code(limited_by))}: {reason_text(limited_by)}")
+        parts += _notes(limited_text(share))
     if share.get("enforced") is False:
         parts += _notes("its share is not enforced: it has no leaf of its own")
-    return [*parts, *_notes("; ".join((_programs_of(job), *_burst(job))))]
-
-
-_LIMITS = {
-    "link": "the link", "class": "its class", "peer": "its peer", "hold": "a hold", "processor": "the processor",
-    "itself": "itself", "burst": "a burst", "ceiling": "its ceiling",
-}  # fmt: skip
+    return parts if brief else [*parts, *_notes("; ".join((_programs_of(job), *_burst(job))))]
 
 
 def _programs_of(job: Mapping[str, Any]) -> str:
@@ -225,7 +274,7 @@ def _burst(job: Mapping[str, Any]) -> list[str]:
     return [text]
 
 
-def _jobs_without_figures(jobs: list[Mapping[str, Any]]) -> list[RenderableType]:
+def _jobs_without_figures(jobs: list[Mapping[str, Any]], room: Room) -> list[RenderableType]:
     """Jobs that are connected and have nothing in any class yet."""
     names = [
         f"{_called(job, str(job.get('job', '?')), twice=False)} ({_programs_of(job)})"
@@ -234,8 +283,8 @@ def _jobs_without_figures(jobs: list[Mapping[str, Any]]) -> list[RenderableType]
     ]
     if not names:
         return []
-    more = f" and {len(names) - JOBS_SHOWN_MAX} more" if len(names) > JOBS_SHOWN_MAX else ""
-    return [Text(f"connected, nothing registered: {', '.join(names[:JOBS_SHOWN_MAX])}{more}")]
+    more = f" and {len(names) - room.jobs} more" if len(names) > room.jobs else ""
+    return [Text(f"connected, nothing registered: {', '.join(names[: room.jobs])}{more}")]
 
 
 def _storage_alone(interface: Mapping[str, Any]) -> list[RenderableType]:
@@ -246,43 +295,6 @@ def _storage_alone(interface: Mapping[str, Any]) -> list[RenderableType]:
         if entry.get("name") == "storage"
         for part in _notes(f"storage: {reason_text(entry.get('reason'))}")
     ]
-
-
-def _programs(document: Mapping[str, Any]) -> list[RenderableType]:
-    programs = items(document, "programs")
-    if not programs:
-        return []
-    parts: list[RenderableType] = [
-        Text(""),
-        beside("program", f"{'class':<8}{'sends':>{COLUMN}}{'receives':>{COLUMN}}  peer"),
-    ]
-    for row in programs[:PROGRAMS_SHOWN_MAX]:
-        parts.append(_program(row))
-    total, connections = document.get("programs_total"), document.get("tcp_connections")
-    more = (total if isinstance(total, int) else len(programs)) - PROGRAMS_SHOWN_MAX
-    if more > 0:
-        known = f"; {connections:,} TCP connections in all" if isinstance(connections, int) else ""
-        parts.append(Text(f"and {more:,} more{known}"))
-    if any(row.get("rate_source") == "unknown" for row in programs[:PROGRAMS_SHOWN_MAX]):
-        parts.append(Text("unknown: the kernel counts no bytes of a UDP socket that is not registered with the broker"))
-    return parts
-
-
-def _program(row: Mapping[str, Any]) -> RenderableType:
-    pid, name = row.get("pid"), row.get("command")
-    who = f"user {count(row.get('uid'))}" if name is None else printable(str(name))
-    who += f" {pid}" if isinstance(pid, int) else ""
-    unknown = row.get("rate_source") == "unknown"
-    about = "~" if row.get("rate_source") == "rest-of-class" else ""
-    sends = "unknown" if unknown else about + rate(row.get("throughput_bits_per_s"))
-    receives = row.get("received_bits_per_s")
-    uncounted = receives is None and row.get("protocol") == "udp"
-    peer = printable(str(row["peer"])) if row.get("peer") is not None else f"UDP port {count(row.get('port'))}"
-    number = row.get("connections")
-    several = f", {number} connections" if isinstance(number, int) and number > 1 else ""
-    of = printable(str(row.get("class", "?")))
-    figures = f"{of:<8}{sends:>{COLUMN}}{'unknown' if uncounted else rate(receives):>{COLUMN}}  {peer}{several}"
-    return beside(who, figures, style="bold")
 
 
 def _schedule(schedule: Mapping[str, Any]) -> Text:
@@ -308,11 +320,3 @@ def _needs(needs: list[Mapping[str, Any]]) -> list[RenderableType]:
 
 def _notes(*texts: str) -> Iterable[RenderableType]:
     return [note(text) for text in texts if text]
-
-
-def _code(reason: object) -> str:
-    return str(reason.get("code", "")) if isinstance(reason, Mapping) else ""
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, (int, float)) else 0.0

@@ -90,7 +90,7 @@ def test_what_limits_a_class(sends: int, waits: int, reason: Reason, code: str) 
     found = link({"storage": sends, "compute": 45_000_000}, {"storage": waits}, reasons={"storage": reason})
     verdict = verdicts.class_limit(found, of(found, "storage"))
     assert verdict.code == code
-    assert (verdict.text == "the link is full, compute sends 45 Mbit/s") == (code == "link")
+    assert (verdict.text == "it is full, compute sends 45 Mbit/s") == (code == "link")
 
 
 def test_a_sender_that_is_held_may_use_what_its_hold_lets_it_and_says_so() -> None:

@@ -17,9 +17,10 @@ from rich.console import Console
 from status_documents import status
 
 from broker.api.class_averages import AveragesSnapshot
-from broker.api.snapshot import DaemonInfo, HoldsInfo, SessionInfo, Snapshot
+from broker.api.snapshot import DaemonInfo, HoldsInfo, Lasting, SessionInfo, Snapshot
 from broker.api.window_average import Average
-from broker.cli.show.status_table import render
+from broker.cli.show.screen import rate
+from broker.cli.show.status_table import fitted, render
 from broker.enforce.socket_marks import JOB_LEAVES
 from broker.law.decision import Decision
 from broker.law.state import State
@@ -136,6 +137,10 @@ def sharing() -> Snapshot:
             received={flow.key: Average(31_000_000, 2.0), **{one.question: Average(30_000, 2.0) for one in tcp}},
         ),
         load=HostLoad(processors_used=0.99),
+        lasting={
+            ("eth0", "compute", 1000, "llm"): Lasting("link", 192.0, 0.95),
+            ("eth0", "storage"): Lasting("burst", 192.0, 0.41),
+        },
     )  # fmt: skip
 
 
@@ -183,9 +188,14 @@ def missed() -> Snapshot:
 SITUATIONS = {"idle": idle, "sharing": sharing, "held": held, "missed": missed}
 
 
-def screen(value: dict[str, Any], *, colours: bool = False) -> str:
+def screen(value: dict[str, Any], *, colours: bool = False, width: int = 80, height: int | None = None) -> str:
+    """What is printed into a pipe; onto a terminal where it has a height."""
     written = io.StringIO()
-    Console(width=80, file=written, highlight=False, force_terminal=colours).print(render(value))
+    console = Console(
+        width=width, height=height, file=written, highlight=False, force_terminal=colours or height is not None,
+        no_color=not colours,
+    )  # fmt: skip
+    console.print(fitted(value, console) if height is not None else render(value))
     return "".join(f"{line.rstrip()}\n" for line in written.getvalue().splitlines())
 
 
@@ -219,7 +229,7 @@ def test_ten_thousand_connections_of_many_programs_are_the_busiest_and_a_number(
     assert (len(value["programs"]), value["programs_total"]) == (20, 251)
     text = screen(value)
     assert "rsync 1           storage   100 Mbit/s" in text, "the busiest first"
-    assert "and 241 more; 10,000 TCP connections in all" in text
+    assert "and 241 more, 10,000 TCP connections in all: hive-qos top" in text
     assert len(text.splitlines()) < 40
 
 
@@ -234,3 +244,40 @@ def test_a_reason_and_a_name_of_any_length_are_wrapped_and_not_cut() -> None:
     assert text.count("because") == 80
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= 80
+
+
+def many_jobs() -> dict[str, Any]:
+    """Two classes with jobs, many programs, and a second interface that does nothing."""
+    value = status(sharing())
+    (job,) = value["jobs"]
+    value["jobs"] = [job | {"job": f"llm-{number}"} for number in range(30)]
+    value["programs"] = [row | {"pid": number} for row in value["programs"] for number in range(6)]
+    value["programs_total"] = 700
+    idle_link = status(idle())["interfaces"][0]
+    value["interfaces"].append(idle_link | {"name": "eth1"})
+    return value
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (80, 50), (100, 30), (40, 60)])
+def test_a_terminal_gets_a_screen_that_fits_and_says_what_is_left_out(width: int, height: int) -> None:
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", screen(many_jobs(), width=width, height=height)).splitlines()
+    assert len(shown) < height
+    assert max(map(len, shown)) <= width
+    text = " ".join(" ".join(shown).split())
+    assert "more jobs: hive-qos status --json" in text
+    assert "hive-qos top" in text
+    for name in ("control", "compute", "storage", "other", "eth0", "eth1", "llm-0", "37.6 Mbit/s"):
+        assert name in text
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_a_narrow_screen_keeps_who_sends_how_much_and_what_is_promised(name: str) -> None:
+    value = status(SITUATIONS[name]())
+    shown = screen(value, width=40).splitlines()
+    assert max(map(len, shown)) <= 40
+    title = next(line for line in shown if line.startswith("class"))
+    assert title.split() == ["class", "sends", "promised"]
+    (storage,) = (one for one in value["interfaces"][0]["classes"] if one["name"] == "storage")
+    sends = "idle" if name == "idle" else rate(storage["throughput_bits_per_s"])
+    narrow = next(line for line in shown if line.startswith("storage"))
+    assert narrow.split() == ["storage", *sends.split(), *rate(storage["guarantee_bits_per_s"]).split()]
