@@ -41,9 +41,10 @@ class ClassStatus(ClassAllocation, frozen=True, kw_only=True):
 
     Guarantee, floor and ceiling are those of policy at the present capacity; rate and ceil are in the kernel. The
     average is that of the guarantee's window. `promise` is `kept`, `missed`, `owed`, `not-claimed` or `not-measured`;
-    `limited_by` is `idle`, `itself`, `hold`, `burst`, `ceiling` or `link`: for `limited_for_s` seconds, that is since
-    `limited_since_s` (seconds since 1970), during `limited_part` of that time. `usable_bits_per_s` is what it may send
-    now; `held` says to what storage is held towards whom, and `lends_bits_per_s` to which class it lends how much.
+    `limited_by` is `idle`, `itself`, `hold`, `burst`, `ceiling` or `link`. It has been so for `limited_for_s` seconds,
+    with pauses: for `limited_part` of that time. It began at `limited_since_s`, in seconds since 1970.
+    `usable_bits_per_s` is what it may send now; `held` says to what storage is held towards whom, and
+    `lends_bits_per_s` to which class it lends how much.
     """
 
     window_s: float

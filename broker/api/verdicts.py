@@ -232,7 +232,7 @@ def job_limit(
     if inbound is not None and arriving is not None and arriving.bits_per_s >= FULL * inbound.capacity_bits_per_s:
         return Reason("link", _inbound_text(inbound, arriving))
     if processors_used is not None and processors_used >= BUSY:
-        return Reason("processor", f"nothing waits here, all processors are busy ({processors_used:.0%})")
+        return Reason("processor", f"nothing waits here, all processors are busy ({100 * processors_used:.0f} %)")
     waiting = [flow for flow in flows if not flow.application_limited and flow.rtt_s is not None]
     if sends < SENDING_BITS_PER_S or not waiting:
         return (

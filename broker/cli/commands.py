@@ -17,6 +17,7 @@ from hive_qos import __version__
 COMMANDS: Final[Mapping[str, str]] = {
     "broker": "broker.cli.broker_command:broker",
     "status": "broker.cli.show.status_command:status",
+    "why": "broker.cli.show.why_command:why",
     "report": "broker.cli.show.report_command:report",
     "reload": "broker.cli.reload_command:reload",
     "confirm": "broker.cli.reload_command:confirm",

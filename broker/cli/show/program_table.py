@@ -13,6 +13,7 @@ from broker.cli.show.screen import COLUMN, Row, count, items, name_of, rate
 FIRST = (1, 2, 0, 3)
 """Of a program's cells, where room is short: sends, receives, class, peer."""
 CLASS = 8
+"""Width of the class' column: the longest name is "compute"."""
 UNKNOWN = "unknown: the kernel counts no bytes of a UDP socket that is not registered with the broker"
 
 

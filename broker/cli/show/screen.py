@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.padding import Padding
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from hive_qos.text import printable
@@ -24,6 +23,7 @@ NAME_NARROW = 16
 NOTE_LENGTH_MAX = 500
 """Longer than every reason of ours, and six lines at most of a text that somebody else chose."""
 _SPANS = ((86_400.0, "days"), (3_600.0, "h"), (60.0, "min"))
+"""From two of a unit on a time is told in it: "90 s", and then "2 min"."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,32 @@ def line(name: str, *figures: str, style: str = "", first: Sequence[int] | None 
     return Row(name, cells, range(len(cells)) if first is None else first, style)
 
 
-def note(text: str, *, style: str = "") -> RenderableType:
-    """Something about the line above, indented, wrapped between words."""
-    return Padding(Text(text, style=style), (0, 0, 0, 4), expand=False)
+@dataclass(frozen=True)
+class Note:
+    """Something about the line above, indented, wrapped between words; what it is about stands before it."""
+
+    text: str
+    style: str = ""
+    about: str = ""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Wrap it; nothing is padded, for what is piped is searched and copied."""
+        before = f"    {self.about}: " if self.about else "    "
+        lines = Text(before + self.text, style=self.style).wrap(console, options.max_width)
+        indent = " " * (8 if self.about else 4)
+        first, *_ = lines
+        first.rstrip()
+        yield first
+        rest = Text((before + self.text)[len(first.plain) :].strip(), style=self.style)
+        if rest.plain:
+            for line in rest.wrap(console, max(10, options.max_width - len(indent))):
+                line.rstrip()
+                yield Text(indent, style=self.style) + line
+
+
+def note(text: str, *, style: str = "") -> Note:
+    """As `Note`, about the line above."""
+    return Note(text, style)
 
 
 def items(document: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
@@ -126,9 +149,9 @@ def span(seconds: float) -> str:
 def lasting(entry: Mapping[str, Any]) -> str:
     """How long what limits a class or job has done so: " for 3 min", " for 3 min, 40 % of the time", or nothing."""
     for_s, part = entry.get("limited_for_s"), entry.get("limited_part")
-    if not isinstance(for_s, (int, float)):
+    if not isinstance(for_s, (int, float)) or for_s < 1:
         return ""
-    often = isinstance(part, (int, float)) and part < PART_SHOWN_MAX and for_s >= 1
+    often = isinstance(part, (int, float)) and part < PART_SHOWN_MAX
     return f" for {span(for_s)}" + (f", {100 * number(part):.0f} % of the time" if often else "")
 
 
@@ -147,3 +170,9 @@ def limited_text(entry: Mapping[str, Any]) -> str:
     code = code_of(limited_by)
     text = reason_text(limited_by)
     return f"limited by {LIMITED_BY.get(code, code)}{lasting(entry)}" + (f": {text}" if text else "")
+
+
+def capacity_text(interface: Mapping[str, Any]) -> str:
+    """What an interface carries, and where that figure comes from."""
+    capacity, text = rate(interface.get("capacity_bits_per_s")), reason_text(interface.get("capacity_reason"))
+    return text if text.startswith(capacity) else f"{capacity}: {text}" if text else capacity

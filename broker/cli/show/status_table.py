@@ -25,6 +25,7 @@ from broker.cli.show.holds_table import render_holds
 from broker.cli.show.program_table import program_rows
 from broker.cli.show.screen import (
     NOTE_LENGTH_MAX,
+    capacity_text,
     code_of,
     count,
     items,
@@ -50,7 +51,7 @@ FIRST = (0, 2, 3, 1, 4)
 
 @dataclass(frozen=True)
 class Room:
-    """How much of each list is shown; `brief` puts idle classes into one line and keeps what limits and what is wrong."""
+    """How much of each list is shown; `brief` keeps what limits and what is wrong, and names idle classes."""
 
     jobs: int
     programs: int
@@ -64,6 +65,7 @@ _ROOMS = (
     ENOUGH, Room(10, 6, 10), Room(6, 5, 5), Room(6, 5, 5, brief=True), Room(3, 3, 3, brief=True),
     Room(2, 2, 2, brief=True), Room(1, 1, 1, brief=True),
 )  # fmt: skip
+"""What is tried for a terminal, one after the other; the last is shown even where it is too long."""
 
 
 def fitted(document: Mapping[str, Any], console: Console) -> RenderableType:
@@ -124,11 +126,9 @@ def _watchdog(document: Mapping[str, Any]) -> list[RenderableType]:
 
 
 def _heading(interface: Mapping[str, Any]) -> Text:
-    name, capacity = printable(str(interface.get("name", "?"))), rate(interface.get("capacity_bits_per_s"))
+    name = name_of(interface.get("name"))
     does = "receives" if interface.get("direction") == "ingress" else "sends"
-    text = reason_text(interface.get("capacity_reason"))
-    most = text if text.startswith(capacity) else f"{capacity}: {text}" if text else capacity
-    shown = Text.assemble((name, "bold"), f" {does} at most {most}")
+    shown = Text.assemble((name, "bold"), f" {does} at most {capacity_text(interface)}")
     measured = interface.get("measured")
     if isinstance(measured, Mapping) and measured.get("carrier") is False:
         shown.append(", no carrier", style="bold red")

@@ -127,7 +127,7 @@ BOUND = Reason("shares-its-class", "10 Mbit/s of the 30 Mbit/s of its class, by 
         (replace(JOB, throughput_bits_per_s=0), (), 0.1, "idle", ""),
         (JOB, (replace(FLOW, application_limited=True),), 0.1, "itself", "no more to send"),
         (JOB, (FLOW,), 0.1, "peer", "10.0.0.2 or the path to it takes no more (round trip 40 ms, 8 ms at best)"),
-        (JOB, (FLOW,), 0.99, "processor", "all processors are busy (99%)"),
+        (JOB, (FLOW,), 0.99, "processor", "all processors are busy (99 %)"),
         (replace(JOB, backlog_bytes=QUEUE), (FLOW,), 0.99, "link", "it is full, storage sends 9 Mbit/s"),
         (replace(JOB, reason=BOUND, share_bits_per_s=10_000_000), (FLOW,), 0.99, "class", "by weight 1 of 3"),
         (replace(JOB, backlog_bytes=QUEUE, reason=Reason("held-by-ceiling", "c")), (FLOW,), 0.1, "ceiling", "c"),
