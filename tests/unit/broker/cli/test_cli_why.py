@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from situations import held, idle, sharing
 from status_documents import status
-from test_cli_screens import held, idle, sharing
 from typer.testing import CliRunner
 
 from broker.cli.app import app
