@@ -1,4 +1,5 @@
-"""Writes the tables of the documents that are made from the code, between markers in the pages.
+"""Writes the tables of the documents that are made from the code, between markers in the pages, and the configuration's
+JSON Schema.
 
     python -m tools.docs_tables            write them anew
     python -m tools.docs_tables --check    exit with 1 where a page differs
@@ -20,6 +21,7 @@ from typing import Any, Final
 
 ROOT: Final = Path(__file__).parents[1]
 BROKER: Final = ROOT / "broker"
+SCHEMA: Final = BROKER / "policy" / "broker.schema.json"
 _MARKED = re.compile(r"(<!-- table: ([a-z-]+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
 
 
@@ -38,6 +40,15 @@ def alarms() -> str:
 
     rows = ((f"`{code}`", advice.meaning, advice.action) for code, advice in sorted(ALARM_ADVICE.items()))
     return _table(("alarm", "what it means", "what to do"), rows)
+
+
+def configuration_schema() -> str:
+    """The JSON Schema of `broker.toml`, which is installed with the broker."""
+    import json
+
+    from broker.policy.schema import schema
+
+    return json.dumps(schema(), indent=1) + "\n"
 
 
 def commands() -> str:
@@ -198,6 +209,8 @@ def main() -> int:
             print(path.relative_to(ROOT))
             if not check:
                 path.write_text(made, encoding="utf-8")
+    if not check:
+        SCHEMA.write_text(configuration_schema(), encoding="utf-8")
     return int(check and differ)
 
 

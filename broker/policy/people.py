@@ -26,9 +26,9 @@ SCHEDULE_NAME_LENGTH_MAX = 64
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 DAY_MINUTES = 24 * 60  # by the clock: a day on which clocks change has as many
 
-_JOB_KEYS = ("weight", "guarantee", "ceiling", "uid")
-_SCHEDULE_KEYS = ("name", "days", "from", "to", "timezone", "class")
-_OVERRIDE_KEYS = ("guarantee", "floor", "ceiling", "weight", "priority")
+JOB_KEYS = ("weight", "guarantee", "ceiling", "uid")
+SCHEDULE_KEYS = ("name", "days", "from", "to", "timezone", "class")
+OVERRIDE_KEYS = ("guarantee", "floor", "ceiling", "weight", "priority")
 
 
 class Reader(Protocol):
@@ -89,7 +89,7 @@ def _job(reader: Reader, table: Mapping[str, Any], name: str, share: Callable[[s
         reason = f"write a job's name or a pattern, printable, at most {JOB_NAME_BYTES_MAX} bytes"
         reader.problem("job", name, reason)
     raw = reader.table(table, name, prefix="job.")
-    reader.known(raw, keys=_JOB_KEYS, prefix=prefix)
+    reader.known(raw, keys=JOB_KEYS, prefix=prefix)
     guarantee = reader.parsed(raw, "guarantee", share, prefix=prefix, default=default.guarantee)
     ceiling = reader.parsed(raw, "ceiling", share, prefix=prefix, default=default.ceiling)
     if ceiling.fraction == 0:
@@ -106,7 +106,7 @@ def _job(reader: Reader, table: Mapping[str, Any], name: str, share: Callable[[s
 def _schedule(
     reader: Reader, raw: Mapping[str, Any], prefix: str, share: Callable[[str], Share]
 ) -> SchedulePolicy:  # fmt: skip
-    reader.known(raw, keys=_SCHEDULE_KEYS, prefix=prefix)
+    reader.known(raw, keys=SCHEDULE_KEYS, prefix=prefix)
     name = raw.get("name")
     if not isinstance(name, str) or not name.isprintable() or not 1 <= len(name) <= SCHEDULE_NAME_LENGTH_MAX:
         reason = f'write a name, e.g. "office hours", of at most {SCHEDULE_NAME_LENGTH_MAX} printable characters'
@@ -138,7 +138,7 @@ def _override(
     reader: Reader, table: Mapping[str, Any], name: str, prefix: str, share: Callable[[str], Share]
 ) -> ClassOverride:
     raw, own = reader.table(table, name, prefix=prefix), f"{prefix}{name}."
-    reader.known(raw, keys=_OVERRIDE_KEYS, prefix=own)
+    reader.known(raw, keys=OVERRIDE_KEYS, prefix=own)
     unset: Share | None = None
     return ClassOverride(
         name=name,

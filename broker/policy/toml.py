@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from broker.policy.peers import KEYS as PEERS_KEYS
 from broker.policy.peers import read_peers
-from broker.policy.people import read_jobs, read_schedules
+from broker.policy.people import JOB_KEYS, OVERRIDE_KEYS, SCHEDULE_KEYS, read_jobs, read_schedules
 from broker.policy.probe import KEYS as PROBE_KEYS
 from broker.policy.probe import read_probe
 from broker.policy.rules import check_classes, check_interfaces, check_match_count, check_people
@@ -67,6 +67,12 @@ _CLASS_KEYS = ("guarantee", "guarantee_window", "floor", "ceiling", "weight", "p
 _MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
 _MATCH_KEYS = ("cgroup", "port", "uid", "dscp", "address")
 _DAEMON_KEYS = ("tick", "state_dir", "api_socket", "session_socket", "group", "admin_group", "record_file")
+KEYS: Mapping[str, Sequence[str]] = {
+    "": _TOP_KEYS, "interface": _INTERFACE_KEYS, "class": _CLASS_KEYS, "match": _MATCH_KEYS, "daemon": _DAEMON_KEYS,
+    "peers": PEERS_KEYS, "probe": PROBE_KEYS, "job": JOB_KEYS, "schedule": SCHEDULE_KEYS,
+    "schedule.class": OVERRIDE_KEYS,
+}  # fmt: skip
+"""All that a file may say, by section."""
 
 
 SHOWN_MAX = 100
