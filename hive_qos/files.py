@@ -9,7 +9,7 @@ from pathlib import Path
 def write_whole(path: Path, text: str, *, mode: int = 0o600) -> None:
     """Write a file beside its place, sync it, and rename it into it. One writer. Private unless `mode` says otherwise.
 
-    After a power cut there is the old file, the new one or none, never half of one.
+    After a power cut there is the old file, the new one or none, never half of one. What ends it leaves nothing beside.
 
     Raises:
         OSError: it cannot be written, with its name in it; the old one stands.
@@ -20,6 +20,7 @@ def write_whole(path: Path, text: str, *, mode: int = 0o600) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         with os.fdopen(os.open(scratch, flags, mode), "w", encoding="utf-8") as file:
+            os.fchmod(file.fileno(), mode)  # whatever the umask
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -28,6 +29,8 @@ def write_whole(path: Path, text: str, *, mode: int = 0o600) -> None:
     except OSError as problem:
         problem.filename = str(path)  # writing and syncing name none
         raise
+    finally:
+        scratch.unlink(missing_ok=True)  # a full disk, or Ctrl-C
 
 
 def sync_directory(path: Path) -> None:

@@ -37,11 +37,11 @@ ALARM_ADVICE: Final = {
     ),
     "certificate-refused": AlarmAdvice(
         "The new certificate, key, CA or revocation list cannot be used. The former files stay in use.",
-        "Correct the files that the text names. `hive-qos broker --check` judges them.",
+        "Correct the files that the text names. `hive-qos check` judges them.",
     ),
     "configuration-rejected": AlarmAdvice(
         "broker.toml has a mistake or cannot be applied. The last good configuration is in force.",
-        "Correct broker.toml (`hive-qos broker --check`), then `hive-qos reload`.",
+        "Correct broker.toml (`hive-qos check`), then `hive-qos reload`.",
     ),
     "configuration-rolled-back": AlarmAdvice(
         "A trial was not confirmed in time. The former configuration is in force, whatever the file says.",

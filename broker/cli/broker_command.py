@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import gc
 import json
 import os
 import signal
-import socket
 from pathlib import Path
 from typing import Annotated
 
@@ -25,9 +23,6 @@ from shaping.kernel_api import Classifier
 
 def broker(
     config: Config = DEFAULT_CONFIG,
-    check: Annotated[
-        bool, typer.Option("--check", help="Only read the configuration and its certificates, and say what is wrong.")
-    ] = False,
     runtime_dir: Annotated[
         Path | None, typer.Option("--runtime-dir", help="Where the two sockets go, instead of the configured paths.")
     ] = None,
@@ -47,20 +42,13 @@ def broker(
 
     \b
     Examples:
-      hive-qos broker --check
+      hive-qos check && hive-qos broker
       hive-qos broker --config ./broker.toml --runtime-dir /run/hive-qos-test --state-dir /run/hive-qos-test
     """
 
     def parse(text: str) -> Policy:
         return parsed(text, name=str(config), runtime_dir=runtime_dir, state_dir=state_dir, record=record)
 
-    if check:
-        policy = parse(read(config))
-        names = ", ".join(entry.name for entry in policy.interfaces)
-        typer.echo(f"{config}: fine; shapes {names}")
-        _warn_of_absent(policy)
-        _check_certificate(policy)
-        return
     from broker.daemon.config_store import ConfigStore, Source
     from broker.process.log import open_log
 
@@ -184,40 +172,6 @@ def replay(
         typer.echo(what)
     if result.first_difference is not None:
         raise typer.Exit(ExitCode.FOUND)
-
-
-def _warn_of_absent(policy: Policy) -> None:
-    """Interfaces may come later, so that this is no mistake; but a wrong name is the usual reason."""
-    here = {name for _, name in socket.if_nameindex()}
-    absent = [entry.name for entry in policy.interfaces if entry.name not in here]
-    what = "it is shaped when it appears"
-    if len(absent) == len(policy.interfaces):
-        what = "the broker does not start while none of its interfaces is there"
-    for name in absent:
-        typer.echo(f"hive-qos: warning: no interface {name} in this network namespace; {what}", err=True)
-
-
-def _check_certificate(policy: Policy) -> None:
-    """Look at the files of `[peers]` as a start would.
-
-    Raises:
-        ConfigurationError: other brokers would refuse them.
-    """
-    if policy.peers is None:
-        return
-    from broker.peers.identity import broker_identity, certified_addresses, good_until
-    from broker.peers.own_certificate import WARN_DAYS
-
-    identity = broker_identity(policy.peers)
-    until = good_until(identity)
-    addresses = ", ".join(sorted(certified_addresses(identity)))
-    typer.echo(f"{policy.peers.certificate}: fine; for {addresses or 'no address'}, good until {until:%Y-%m-%d}")
-    if not addresses:
-        text = "it names no address, so nobody holds back towards this host; issue another with --address"
-        typer.echo(f"hive-qos: warning: {policy.peers.certificate}: {text}", err=True)
-    if (until - datetime.datetime.now(datetime.UTC)).days <= WARN_DAYS:
-        text = f"ends on {until:%Y-%m-%d}; renew it: hive-qos ca issue NODE --renew"
-        typer.echo(f"hive-qos: warning: {policy.peers.certificate}: {text}", err=True)
 
 
 def _classifier() -> Classifier | None:

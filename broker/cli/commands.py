@@ -16,6 +16,8 @@ from hive_qos import __version__
 
 COMMANDS: Final[Mapping[str, str]] = {
     "broker": "broker.cli.broker_command:broker",
+    "init": "broker.cli.changing.init_command:init",
+    "check": "broker.cli.changing.check_command:check",
     "status": "broker.cli.show.status_command:status",
     "why": "broker.cli.show.why_command:why",
     "report": "broker.cli.show.report_command:report",

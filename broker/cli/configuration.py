@@ -73,6 +73,6 @@ def state_directory(config: Path, *, warn: bool = False) -> Path:
         mistaken = True
     directory = Path(state_dir_in(text))
     if mistaken and warn:
-        note = f"has a mistake (hive-qos broker --check names it); what was there before is looked for in {directory}"
+        note = f"has a mistake (hive-qos check names it); what was there before is looked for in {directory}"
         typer.echo(f"hive-qos: warning: {config} {note}", err=True)
     return directory

@@ -29,8 +29,8 @@ def typed(broker: Broker, fence: Fence) -> list[str]:
             continue
         words = shlex.split(line[2:])
         assert words[0] == "hive-qos"
-        if "--check" in words:
-            words += ["--config", str(broker.folder / "broker.toml")]
+        if "check" in words:
+            words += [str(broker.folder / "broker.toml")]
         if "clear" in words:
             words += ["--state-dir", str(broker.folder / "state")]
         done = broker.host.run([*COMMAND, *words[1:]], env={"HIVE_BROKER": broker.sessions})
@@ -45,7 +45,7 @@ def shown(first: str) -> Fence:
 
 def test_a_change_on_trial_is_confirmed_as_the_page_shows_it(broker: Broker) -> None:
     (broker.folder / "broker.toml").write_text(CONFIGURATION.replace("20 Mbit/s", "19 Mbit/s"))
-    fence = shown("$ hive-qos broker --check")
+    fence = shown("$ hive-qos check")
     assert typed(broker, fence) == fence.text.splitlines()
     assert broker.status()["alarms"] == []
     fence = shown("$ hive-qos reload\n")

@@ -105,7 +105,7 @@ def broker(lab: Lab, group: Path) -> Iterator[Broker]:
     with tempfile.TemporaryDirectory(prefix="hq") as folder:
         broker = Broker(lab["a"], Path(folder), configuration=RULES % group.name)
         (Path(folder) / "check.toml").write_text(broker.configuration)
-        lab["a"].run([*COMMAND, "broker", "--check", "--config", str(Path(folder) / "check.toml")])
+        lab["a"].run([*COMMAND, "check", str(Path(folder) / "check.toml")])
         broker.start()
         yield broker
         assert broker.end(signal.SIGTERM) == 0

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import tomllib
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from documents import DOCS, table_below, tables_of
 
+from broker.cli.changing.check_command import MistakenFileError, checked_text
 from broker.policy.toml import ConfigurationErrors, load
 from broker.policy.types import CLASS_NAMES, Policy
 
@@ -165,8 +167,8 @@ def test_the_rules_of_the_page_are_all_that_there_are() -> None:
 
 def test_the_mistakes_that_the_page_shows_are_said_so() -> None:
     text = 'version = 1\n[[interface]]\nname = "eth0"\negress = "0 Mbit/s"\n[class.stroage]\nfloor = "1 %"\n'
-    with pytest.raises(ConfigurationErrors) as problems:
-        load(text)
+    with pytest.raises(MistakenFileError) as problems:
+        checked_text(text, file=Path("/etc/hive-qos/broker.toml"))
     page = PAGE.read_text(encoding="utf-8")
-    assert f"```text\nhive-qos: {problems.value}\n```" in page
+    assert f"```text\n{problems.value}\n```" in page
     assert tomllib.loads(text)["version"] == 1

@@ -1,0 +1,1 @@
+"""Commands that write, judge, compare and change the broker's configuration."""

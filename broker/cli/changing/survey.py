@@ -1,0 +1,238 @@
+"""What this host looks like to somebody who writes its first configuration: uplinks, storage programs, GPUs, people.
+
+Reads /proc, /sys and /run alone: it asks nobody, sends nothing and needs no privilege. What it cannot see it leaves
+out, and the written file says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from broker.enforce.device_stack import Layers, read
+
+STORAGE_UNITS = {
+    "smbd": "smbd.service",
+    "rsync": "rsync.service",
+    "syncthing": "syncthing.service",
+    "minio": "minio.service",
+    "glusterfsd": "glusterd.service",
+    "lsyncd": "lsyncd.service",
+    "proxmox-backup-": "proxmox-backup-proxy.service",
+    "bareos-fd": "bareos-filedaemon.service",
+    "bacula-fd": "bacula-fd.service",
+    "urbackupclientb": "urbackupclientbackend.service",
+    "zrepl": "zrepl.service",
+    "ceph-osd": "",
+}
+"""Programs that mostly move files, by the name that the kernel shows (15 bytes), and their unit in Debian."""
+NFS_PORT = 2049
+"""Its server runs in the kernel, outside of every cgroup."""
+RULES_MAX = 16  # a quarter of what a file may have
+_TUNNELS = ("wireguard", "tun", "ppp")
+_SERVICE = re.compile(r"[^/]+\.service$")
+_TEMPLATED = re.compile(r"/[^/]+@[^/]*\.service$")
+
+
+@dataclass(frozen=True)
+class Uplink:
+    """One interface through which packets leave for elsewhere.
+
+    Args:
+        name: the interface to shape.
+        why: how it was chosen, in a sentence or two.
+        driver_bits_per_s: the speed that its driver names, None where it names none.
+        families: "IPv4", "IPv6" or both, as its default routes are.
+    """
+
+    name: str
+    why: str
+    driver_bits_per_s: int | None
+    families: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The findings.
+
+    Args:
+        uplinks: the best first; empty where there is no default route.
+        storage: match rules in TOML, each with what it is for.
+        gpu: what shows that there is one, "" where nothing does.
+        desktop: whether somebody has a screen here.
+        timezone: the host's, "UTC" where it names none.
+        notes: on what else matters, such as a VPN.
+    """
+
+    uplinks: tuple[Uplink, ...]
+    storage: tuple[tuple[str, str], ...] = ()
+    gpu: str = ""
+    desktop: bool = False
+    timezone: str = "UTC"
+    notes: tuple[str, ...] = ()
+
+
+def look_at_host(root: Path = Path("/")) -> Survey:
+    """Look at the host whose files lie below `root`."""
+    sys = root / "sys/class/net"
+    routes = _default_routes(root)
+    uplinks: dict[str, Uplink] = {}
+    for device, families in routes.items():
+        found = _uplink(device, families, routes, sys)
+        uplinks.setdefault(found.name, found)
+    return Survey(
+        uplinks=tuple(uplinks.values()),
+        storage=_storage(root),
+        gpu=_gpu(root),
+        desktop=any(_listed(root / "tmp/.X11-unix")) or any((root / "run/user").glob("*/wayland-*")),
+        timezone=_timezone(root),
+        notes=_vpns(sys, uplinks),
+    )
+
+
+def _default_routes(root: Path) -> dict[str, tuple[str, ...]]:
+    """The interfaces of the main table's default routes, the smallest metric first, with their families."""
+    found: list[tuple[int, str, str]] = []
+    for line in _lines(root / "proc/net/route")[1:]:
+        fields = line.split()
+        if len(fields) >= 8 and fields[1] == fields[7] == "00000000" and int(fields[3], 16) & 1:
+            found.append((int(fields[6]), fields[0], "IPv4"))
+    for line in _lines(root / "proc/net/ipv6_route"):
+        fields = line.split()
+        unreachable = len(fields) < 10 or int(fields[8], 16) & 0x0200 or fields[9] == "lo"
+        if not unreachable and fields[0] == "0" * 32 and fields[1] == "00":
+            found.append((int(fields[5], 16), fields[9], "IPv6"))
+    devices: dict[str, tuple[str, ...]] = {}
+    for _, device, family in sorted(found, key=lambda one: (one[2], one[0])):
+        if family not in devices.get(device, ()):
+            devices[device] = (*devices.get(device, ()), family)
+    return devices
+
+
+def _uplink(device: str, families: tuple[str, ...], others: dict[str, tuple[str, ...]], sys: Path) -> Uplink:
+    layers = read(device, sys=sys) or Layers(device, "", None, (), ())
+    name, why = device, f"the default route leads there ({' and '.join(families)})"
+    match layers.kind:
+        case "bridge":
+            ports = [port for port in layers.lower if (sys / port / "device").exists()]
+            if ports:
+                name = ports[0]
+                why = f"the port of the bridge {device} that leads out: what virtual machines send passes it, too"
+        case "bond" | "team":
+            why += f"; the bond of {', '.join(layers.lower)}: shaped as one, not its ports"
+        case "vlan":
+            parent = next(iter(layers.lower), "")
+            siblings = (read(parent, sys=sys) or layers).upper
+            if len(siblings) > 1:
+                name = parent
+                why = f"carries the VLANs {', '.join(siblings)}, shaped together; rules on ports do not see inside"
+            else:
+                why += f"; a VLAN of {parent}: rules on ports work here, and not on its parent"
+        case kind if kind in _TUNNELS and kind != "ppp":
+            below = [one for one in _physical(sys) if one not in others]
+            if below:
+                name = below[0]
+                why = f"the VPN {device} has the default route, and its packets leave through here"
+    return Uplink(name, why, _driver_rate(sys / name), families)
+
+
+def _vpns(sys: Path, uplinks: dict[str, Uplink]) -> tuple[str, ...]:
+    """Tunnels beside the uplinks: what they carry is seen outside as packets to one address."""
+    names = [
+        name for name in sorted(_listed(sys))
+        if name not in uplinks and (layers := read(name, sys=sys)) is not None and _is_tunnel(sys / name, layers)
+    ]  # fmt: skip
+    if not names or not uplinks:
+        return ()
+    through = ", ".join(uplinks)
+    text = (
+        f"{', '.join(names)}: a VPN. Its packets leave through {through}, encrypted: rules on cgroups and users see "
+        "who sends, rules on ports and addresses do not. Shape the tunnel or the uplink, not both."
+    )
+    return (text,)
+
+
+def _is_tunnel(place: Path, layers: Layers) -> bool:
+    return layers.kind == "wireguard" or ((place / "tun_flags").exists() and layers.master is None)
+
+
+def _physical(sys: Path) -> list[str]:
+    return [
+        name for name in sorted(_listed(sys))
+        if (sys / name / "device").exists() and _text(sys / name / "operstate") != "down"
+    ]  # fmt: skip
+
+
+def _driver_rate(place: Path) -> int | None:
+    """What the driver says, in bits per second; wireless, virtual and unplugged ones say nothing."""
+    text = _text(place / "speed")
+    return int(text) * 1_000_000 if text.isascii() and text.isdigit() and int(text) > 0 else None
+
+
+def _storage(root: Path) -> tuple[tuple[str, str], ...]:
+    """Rules for the storage programs that run here or are installed as services."""
+    rules: dict[str, str] = {}
+    for pid in _listed(root / "proc"):
+        name = _text(root / "proc" / pid / "comm") if pid.isdigit() else ""
+        if name == "nfsd":
+            rules.setdefault(f"{{ port = {NFS_PORT} }}", "NFS, its server runs in the kernel")
+        elif name in STORAGE_UNITS:
+            cgroup = _cgroup(root / "proc" / pid / "cgroup")
+            if cgroup:
+                rules.setdefault(f"{{ cgroup = {json.dumps(cgroup, ensure_ascii=False)} }}", f"{name}, which runs now")
+    for name, unit in STORAGE_UNITS.items():
+        places = (root / folder / unit for folder in ("etc/systemd/system", "usr/lib/systemd/system"))
+        if unit and any(place.exists() for place in places):
+            rules.setdefault(f'{{ cgroup = "system.slice/{unit}" }}', f"{name}, installed as a service")
+    return tuple(rules.items())[:RULES_MAX]
+
+
+def _cgroup(place: Path) -> str:
+    """The cgroup of a service; "" of a program that somebody started by hand: `hive-qos run` is for those.
+
+    All services of one template (ceph-osd@3) share a slice: that is named.
+    """
+    lines = [line.removeprefix("0::/") for line in _lines(place) if line.startswith("0::/")]
+    path = lines[0] if lines else ""
+    if not path.isprintable() or not _SERVICE.search(path):
+        return ""
+    return _TEMPLATED.sub("", path) if path.startswith("system.slice/system-") else path
+
+
+def _gpu(root: Path) -> str:
+    gpus = len(_listed(root / "proc/driver/nvidia/gpus"))
+    if gpus:
+        return f"{gpus} NVIDIA GPU{'s' if gpus > 1 else ''}"
+    if (root / "dev/nvidia0").exists():
+        return "an NVIDIA GPU"
+    return "an AMD GPU with ROCm" if (root / "dev/kfd").exists() else ""
+
+
+def _timezone(root: Path) -> str:
+    name = _text(root / "etc/timezone")
+    if not name:
+        with contextlib.suppress(OSError):
+            name = os.readlink(root / "etc/localtime").partition("zoneinfo/")[2]
+    return name if re.fullmatch(r"[A-Za-z0-9_+/-]{1,64}", name) else "UTC"
+
+
+def _lines(path: Path) -> list[str]:
+    return _text(path).splitlines()
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:  # not there, not ours to read, or ended meanwhile; the driver's EINVAL for `speed`
+        return ""
+
+
+def _listed(path: Path) -> list[str]:
+    try:
+        return os.listdir(path)
+    except OSError:
+        return []

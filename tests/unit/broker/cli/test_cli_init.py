@@ -1,0 +1,209 @@
+"""`hive-qos init`: what it finds on a host, and that what it writes is a configuration."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from broker.cli.app import app
+from broker.cli.changing import init_command
+from broker.cli.changing.init_command import Answers, configuration
+from broker.cli.changing.survey import Survey, Uplink, look_at_host
+from broker.policy.toml import load
+
+RUN = CliRunner()
+HEAD = "Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT\n"
+DEFAULT_6 = f"{'0' * 32} 00 {'0' * 32} 00 {'0' * 32} %08x 0 0 00000003 %s\n"
+REJECT_6 = f"{'0' * 32} 00 {'0' * 32} 00 {'0' * 32} ffffffff 0 0 00200200 lo\n"
+
+
+class Host:
+    """The files of a host."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.write("proc/net/route", HEAD)
+
+    def write(self, path: str, text: str = "") -> Host:
+        place = self.root / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text, encoding="utf-8")
+        return self
+
+    def route(self, device: str, metric: int = 0) -> Host:
+        before = (self.root / "proc/net/route").read_text(encoding="utf-8")
+        return self.write("proc/net/route", f"{before}{device} 00000000 010200C0 0003 0 0 {metric} 00000000 0 0 0\n")
+
+    def link(self, name: str, *, kind: str = "", lower: tuple[str, ...] = (), physical: bool = False) -> Host:
+        self.write(f"sys/class/net/{name}/uevent", f"DEVTYPE={kind}\n" if kind else "")
+        if kind in ("bridge", "bond"):
+            (self.root / f"sys/class/net/{name}/{'bridge' if kind == 'bridge' else 'bonding'}").mkdir()
+        if physical:
+            (self.root / f"sys/class/net/{name}/device").mkdir()
+        for below in lower:
+            (self.root / f"sys/class/net/{name}/lower_{below}").symlink_to(self.root / f"sys/class/net/{below}")
+            (self.root / f"sys/class/net/{below}/upper_{name}").symlink_to(self.root / f"sys/class/net/{name}")
+        return self
+
+    def names(self) -> list[str]:
+        return [uplink.name for uplink in look_at_host(self.root).uplinks]
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+def test_the_uplink_is_where_the_default_routes_lead_with_its_drivers_speed(host: Host) -> None:
+    host.link("eth0", physical=True).write("sys/class/net/eth0/speed", "2500\n").route("eth0")
+    host.write("proc/net/ipv6_route", DEFAULT_6 % (1024, "eth0") + REJECT_6)
+    (uplink,) = look_at_host(host.root).uplinks
+    assert (uplink.name, uplink.driver_bits_per_s, uplink.families) == ("eth0", 2_500_000_000, ("IPv4", "IPv6"))
+
+
+def test_two_uplinks_stand_in_the_order_of_their_metrics(host: Host) -> None:
+    host.link("eth0").link("wwan0").route("wwan0", 700).route("eth0", 100)
+    assert host.names() == ["eth0", "wwan0"]
+
+
+def test_an_uplink_of_ipv6_alone_is_found(host: Host) -> None:
+    host.link("eth0").write("proc/net/ipv6_route", REJECT_6 + DEFAULT_6 % (256, "eth0"))
+    assert host.names() == ["eth0"]
+
+
+def test_of_a_bridge_the_port_that_leads_out_is_chosen(host: Host) -> None:
+    host.link("eno1", physical=True).link("tap0").link("br0", kind="bridge", lower=("eno1", "tap0")).route("br0")
+    assert host.names() == ["eno1"]
+
+
+def test_of_a_bond_the_bond_is_chosen(host: Host) -> None:
+    host.link("eno1", physical=True).link("eno2", physical=True).link("bond0", kind="bond", lower=("eno1", "eno2"))
+    assert host.route("bond0").names() == ["bond0"]
+
+
+def test_one_vlan_is_chosen_itself_and_of_several_their_parent(host: Host) -> None:
+    host.link("eth0", physical=True).link("eth0.10", kind="vlan", lower=("eth0",)).route("eth0.10")
+    assert host.names() == ["eth0.10"]
+    host.link("eth0.20", kind="vlan", lower=("eth0",))
+    assert host.names() == ["eth0"]
+
+
+def test_below_a_vpn_with_the_default_route_the_physical_interface_is_chosen(host: Host) -> None:
+    host.link("eth0", physical=True).link("wg0", kind="wireguard").route("wg0")
+    assert host.names() == ["eth0"]
+
+
+def test_a_vpn_beside_the_uplink_is_noted(host: Host) -> None:
+    host.link("eth0", physical=True).link("wg0", kind="wireguard").route("eth0")
+    found = look_at_host(host.root)
+    assert [uplink.name for uplink in found.uplinks] == ["eth0"]
+    assert found.notes[0].startswith("wg0: a VPN.")
+
+
+def test_storage_programs_become_rules_on_their_services(host: Host) -> None:
+    host.write("proc/10/comm", "smbd\n").write("proc/10/cgroup", "0::/system.slice/smbd.service\n")
+    host.write("proc/11/comm", "nfsd\n")
+    host.write("proc/12/comm", "ceph-osd\n")
+    host.write("proc/12/cgroup", "0::/system.slice/system-ceph\\x2dosd.slice/ceph-osd@3.service\n")
+    host.write("proc/13/comm", "syncthing\n").write(
+        "proc/13/cgroup", "0::/user.slice/user-1000.slice/session-1.scope\n"
+    )
+    host.write("usr/lib/systemd/system/minio.service")
+    assert set(dict(look_at_host(host.root).storage)) == {
+        '{ cgroup = "system.slice/smbd.service" }',
+        "{ port = 2049 }",
+        '{ cgroup = "system.slice/system-ceph\\\\x2dosd.slice" }',
+        '{ cgroup = "system.slice/minio.service" }',
+    }
+
+
+def test_a_gpu_and_the_time_zone_are_found(host: Host) -> None:
+    host.write("proc/driver/nvidia/gpus/0000:01:00.0/information").write("etc/timezone", "Europe/Berlin\n")
+    found = look_at_host(host.root)
+    assert (found.gpu, found.timezone) == ("1 NVIDIA GPU", "Europe/Berlin")
+
+
+def test_an_empty_host_has_no_uplink(tmp_path: Path) -> None:
+    assert look_at_host(tmp_path) == Survey(uplinks=())
+
+
+@pytest.mark.parametrize("people", [False, True])
+@pytest.mark.parametrize("rate", ["auto", "40 Mbit/s"])
+def test_what_is_written_is_what_check_accepts(rate: str, people: bool) -> None:
+    uplinks = (Uplink("eth0", "a \x1b[31m reason", 10**9, ("IPv4",)), Uplink('we"ird', "b", None, ("IPv6",)))
+    found = Survey(
+        uplinks, storage=(('{ cgroup = "system.slice/a\\\\x2db.service" }', "x"),), timezone="UTC", notes=("note",)
+    )
+    text = configuration(found, Answers({"eth0": rate, 'we"ird': "auto"}, people=people))
+    policy = load(text)
+    assert [entry.name for entry in policy.interfaces] == ["eth0", 'we"ird']
+    assert policy.interfaces[0].egress_bits_per_s == (None if rate == "auto" else 40_000_000)
+    assert len(policy.schedules) == people
+    assert "\x1b" not in text
+    assert max(map(len, text.splitlines()[1:])) <= 110
+
+
+@pytest.fixture
+def found_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    survey = Survey((Uplink("eth0", "the default route leads there (IPv4)", None, ("IPv4",)),))
+    monkeypatch.setattr(init_command, "look_at_host", lambda: survey)
+
+
+@pytest.mark.usefixtures("found_here")
+def test_without_a_terminal_nothing_is_asked_and_the_file_is_for_all_to_read(tmp_path: Path) -> None:
+    file, before = tmp_path / "new" / "broker.toml", os.umask(0o077)
+    try:
+        result = RUN.invoke(app, ["init", "--output", str(file)])
+    finally:
+        os.umask(before)
+    assert result.exit_code == 0, result.output
+    assert tomllib.loads(file.read_text(encoding="utf-8"))["interface"] == [{"name": "eth0", "egress": "auto"}]
+    assert file.stat().st_mode & 0o777 == 0o644
+    assert f"hive-qos check {file}" in result.stdout
+
+
+@pytest.mark.usefixtures("found_here")
+def test_a_file_that_is_there_is_replaced_by_force_alone(tmp_path: Path) -> None:
+    file = tmp_path / "broker.toml"
+    file.write_text("mine", encoding="utf-8")
+    result = RUN.invoke(app, ["init", "--yes", "-o", str(file)])
+    assert result.exit_code == 3
+    assert "--force" in result.stderr
+    assert file.read_text(encoding="utf-8") == "mine"
+    assert RUN.invoke(app, ["init", "--yes", "--force", "-o", str(file), "--rate", "20 Mbit/s"]).exit_code == 0
+    assert load(file.read_text(encoding="utf-8")).interfaces[0].egress_bits_per_s == 20_000_000
+    assert os.listdir(tmp_path) == ["broker.toml"]
+
+
+@pytest.mark.usefixtures("found_here")
+@pytest.mark.parametrize("rate", ["40 Mbps", "0 bit/s", "1 kbit/s"])
+def test_a_rate_that_is_none_is_refused_before_anything_is_written(tmp_path: Path, rate: str) -> None:
+    result = RUN.invoke(app, ["init", "--rate", rate, "-o", str(tmp_path / "f.toml")])
+    assert result.exit_code == 3
+    assert "--rate" in result.stderr
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.usefixtures("found_here")
+@pytest.mark.parametrize("problem", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_full_disk_or_an_interrupt_leaves_nothing_half_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: BaseException
+) -> None:
+    def fail(_: int) -> None:
+        raise problem
+
+    monkeypatch.setattr("os.fsync", fail)
+    result = RUN.invoke(app, ["init", "-o", str(tmp_path / "f.toml")])
+    assert result.exit_code == (10 if isinstance(problem, OSError) else 130)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.usefixtures("found_here")
+def test_stdout_has_the_file_alone() -> None:
+    result = RUN.invoke(app, ["init", "--stdout"])
+    assert result.exit_code == 0
+    load(result.stdout)
