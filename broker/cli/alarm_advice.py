@@ -27,6 +27,10 @@ ALARM_ADVICE: Final = {
         "An interface appeared and cannot be shaped.",
         "Correct what the text names. The broker tries again when the interface changes.",
     ),
+    "ca-expires": AlarmAdvice(
+        "The CA of this broker's certificate, or its revocation list, ends within 90 days.",
+        "Run `hive-qos ca rotate begin` on the CA's machine and follow its steps, or copy the newest ca.crl.",
+    ),
     "capacity-unknown": AlarmAdvice(
         "Neither the file nor the driver names the link's rate. The broker assumes 1 Gbit/s.",
         'Write the rate of the link: egress = "40 Mbit/s" in its [[interface]].',

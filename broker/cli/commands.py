@@ -28,7 +28,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "replay": "broker.cli.broker_command:replay",
     "doctor": "broker.cli.doctor_command:doctor",
     "explain-collective": "broker.cli.explain_command:explain_collective",
-    "ca": "broker.cli.ca_command:app",
+    "ca": "broker.cli.ca:app",
 }
 """In the order of the help page: a module, and a function of it or a whole group of commands."""
 _SETTINGS: Final[Mapping[str, dict[str, Any]]] = {

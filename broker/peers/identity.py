@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from dataclasses import dataclass
 
 from cryptography import x509
 
@@ -31,10 +32,13 @@ def broker_identity(settings: PeersPolicy) -> ConfiguredIdentity:
         hint = "" if error.key == "HIVE_CA" else f"; {_ISSUE}"
         raise ConfigurationError(_KEYS[error.key], error.value, error.reason + hint) from error
     chain = x509.load_pem_x509_certificates(identity.credentials.certificate_chain_pem)
+    now = datetime.datetime.now(datetime.UTC)
     try:
-        verify_peer(chain, identity.trust, now=datetime.datetime.now(datetime.UTC))
+        verify_peer(chain, identity.trust, now=now)
     except WireError as error:
-        reason = f"other brokers would refuse this: {error.reason}; {_ISSUE}"
+        # Another certificate does not help a host whose clock is behind.
+        hint = "" if now < chain[0].not_valid_before_utc else f"; {_ISSUE}"
+        reason = f"other brokers would refuse this: {error.reason}{hint}"
         raise ConfigurationError("peers.certificate", settings.certificate, reason) from error
     return identity
 
@@ -45,7 +49,23 @@ def certified_addresses(identity: ConfiguredIdentity) -> frozenset[str]:
     return claims_of(chain[0]).addresses
 
 
-def good_until(identity: ConfiguredIdentity) -> datetime.datetime:
-    """When this broker's certificate, or one that it is signed by, ends."""
-    chain = x509.load_pem_x509_certificates(identity.credentials.certificate_chain_pem)
-    return min(certificate.not_valid_after_utc for certificate in chain)
+@dataclass(frozen=True)
+class Ends:
+    """When what this broker needs to be believed ends: its certificate, and the CA that signed it."""
+
+    certificate: datetime.datetime
+    authority: datetime.datetime
+
+    @property
+    def first(self) -> datetime.datetime:
+        return min(self.certificate, self.authority)
+
+
+def ends_of(identity: ConfiguredIdentity) -> Ends:
+    """When this broker's certificate, and the one that it is signed by, end."""
+    leaf, *above = x509.load_pem_x509_certificates(identity.credentials.certificate_chain_pem)
+    above += x509.load_pem_x509_certificates(identity.trust.ca_pem or b"") if not above else []
+    return Ends(
+        certificate=leaf.not_valid_after_utc,
+        authority=min((one.not_valid_after_utc for one in above), default=leaf.not_valid_after_utc),
+    )

@@ -18,12 +18,15 @@ from broker.process.log import Log
 from hive_qos.errors import HiveError
 
 if TYPE_CHECKING:  # who names no [peers] needs no certificates
+    from broker.peers.identity import Ends
     from transport.identity import ConfiguredIdentity
 
 LOOK_S = 10.0
 """Four stats; a renewal is in force within twice that."""
 WARN_DAYS = 30
 """Ahead of a certificate's end, for whoever looks once a month."""
+CA_WARN_DAYS = 90
+"""Ahead of the CA's end: a rotation copies files to every node three times."""
 
 _State = tuple[tuple[int, int, int] | None, ...]
 
@@ -46,7 +49,8 @@ class OwnCertificate:
         self._looked_s = float("-inf")
         self._judged: _State | None = None  # the files that are in use, or that were refused
         self._seen: _State | None = None
-        self._until: datetime.datetime | None = None
+        self._ends: Ends | None = None
+        self._list_until: datetime.datetime | None = None
         self._refused: str | None = None
 
     def load(self) -> ConfiguredIdentity:
@@ -55,11 +59,13 @@ class OwnCertificate:
         Raises:
             ConfigurationError: as `broker_identity`.
         """
-        from broker.peers.identity import broker_identity, good_until
+        from broker.peers.identity import broker_identity, ends_of
+        from transport.identity.revocation import list_until
 
         self._judged = self._seen = self._state()
         identity = broker_identity(self._settings)
-        self._until, self._refused = good_until(identity), None
+        self._ends, self._refused = ends_of(identity), None
+        self._list_until = list_until(self._settings.ca)
         return identity
 
     def renewed(self, *, now_s: float, at_once: bool = False) -> ConfiguredIdentity | None:
@@ -85,20 +91,37 @@ class OwnCertificate:
         return identity
 
     @property
+    def _until(self) -> datetime.datetime | None:
+        return self._ends.first if self._ends is not None else None
+
+    @property
     def has_ended(self) -> bool:
         """The one in use is not good any more, and no other has been taken."""
         return self._until is not None and self._utc() > self._until
 
     def alarms(self) -> tuple[Alarm, ...]:
         """What is wrong, or soon will be."""
-        found, until = [], self._until.date() if self._until is not None else None
+        found: list[Alarm] = []
         if self._refused is not None:
+            until = self._until.date() if self._until is not None else None
             text = f"the renewed files are not taken, the former ones hold (until {until}): {self._refused}"
             found.append(Alarm("certificate-refused", "peers.certificate", text))
-        if until is not None and (until - self._utc().date()).days <= WARN_DAYS:
-            text = f"{self._settings.certificate} is good until {until}; issue another in its place"
+        if self._ends is None:
+            return tuple(found)
+        if self._ends_within(self._ends.certificate, WARN_DAYS):
+            end = self._ends.certificate.date()
+            text = f"{self._settings.certificate} is good until {end}; issue another in its place"
             found.append(Alarm("certificate-expires", "peers.certificate", text))
+        if self._ends_within(self._ends.authority, CA_WARN_DAYS):
+            text = f"the CA of {self._settings.certificate} is good until {self._ends.authority.date()}; rotate it"
+            found.append(Alarm("ca-expires", "peers.ca", text))
+        elif self._list_until is not None and self._ends_within(self._list_until, CA_WARN_DAYS):
+            text = f"the revocation list beside {self._settings.ca} ends on {self._list_until.date()}; copy the newest"
+            found.append(Alarm("ca-expires", "peers.ca", text))
         return tuple(found)
+
+    def _ends_within(self, end: datetime.datetime, days: int) -> bool:
+        return (end.date() - self._utc().date()).days <= days
 
     def _state(self) -> _State:
         from transport.identity.revocation import list_beside

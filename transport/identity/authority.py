@@ -1,15 +1,16 @@
 """The cluster's certificate authority: `hive-qos ca init` makes it once, `ca issue` gives each node a certificate.
 
-Keys are ECDSA P-256, written with mode 0600 before their content exists. Nothing is overwritten but by a renewal.
-Files of a CA directory: `ca.crt`, `ca.key`, `issued` (a line for each certificate: serial number, node) and, once one
-is revoked, `ca.crl` (`transport.identity.revocation`). Files of a node: `NODE.crt` (certificate and CA), `NODE.key`.
+Keys are ECDSA P-256, of mode 0600. A file is there whole or not at all, and nothing is overwritten but by a renewal.
+Files of a CA directory: `ca.crt` (whom nodes believe: one CA, or two during a rotation), `ca.key` (the one that signs),
+`issued` (`transport.identity.register`), once a certificate is revoked `ca.crl` (`transport.identity.revocation`), and
+`next.key` while a rotation begins (`transport.identity.rotation`). Files of a node: `NODE.crt` (certificate and CA),
+`NODE.key`. Whoever changes the directory holds its lock.
 """
 
 from __future__ import annotations
 
 import datetime
 import ipaddress
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from hive_qos.errors import ConfigurationError
 from hive_qos.files import write_whole
 from transport.identity.names import JOB_BYTES_MAX, NODE_PREFIX, ROLE_PREFIX, ROLES, check_node_name, claims_of, job_uri
-from transport.identity.revocation import add_to_list, issued_to, note_issued
+from transport.identity.register import locked, note_issued, read_register
+from transport.identity.revocation import add_to_list
 
 CLOCK_SKEW = datetime.timedelta(days=1)
 """Certificates begin to be valid a day ago, because hosts' clocks differ."""
@@ -38,10 +40,21 @@ DAYS_MAX = 36500
 
 @dataclass(frozen=True)
 class IssuedFiles:
-    """Where a certificate and its key were written."""
+    """Where a certificate and its key were written, and until when it is good."""
 
     certificate: Path
     key: Path
+    until: datetime.datetime
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a certificate is to say; `jobs` only for the role `job`."""
+
+    node: str
+    role: str
+    addresses: tuple[str, ...]
+    jobs: tuple[str, ...]
 
 
 def ca_init(directory: str | Path, *, name: str = "hive-qos", days: int = 3650) -> IssuedFiles:
@@ -56,15 +69,30 @@ def ca_init(directory: str | Path, *, name: str = "hive-qos", days: int = 3650) 
     """
     _check_days(days)
     folder = Path(directory)
-    files = IssuedFiles(certificate=folder / "ca.crt", key=folder / "ca.key")
-    for path in (files.certificate, files.key):
-        if path.exists():
-            raise ConfigurationError(
-                "directory", str(directory), f"{path.name} is there already; nothing is overwritten"
-            )
+    certificate_path, key_path = folder / "ca.crt", folder / "ca.key"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with locked(folder):
+        for path in (certificate_path, key_path):
+            if path.exists():
+                reason = f"{path.name} is there already; nothing is overwritten"
+                raise ConfigurationError("directory", str(directory), reason)
+        certificate, key = new_authority(name, days=days)
+        write_whole(key_path, private_pem(key).decode(), mode=0o600)
+        try:
+            write_whole(certificate_path, certificate.public_bytes(Encoding.PEM).decode(), mode=0o644)
+        except OSError:
+            key_path.unlink(missing_ok=True)  # or the next try would find half a CA
+            raise
+    return IssuedFiles(certificate=certificate_path, key=key_path, until=certificate.not_valid_after_utc)
+
+
+def new_authority(name: str, *, days: int) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    """A key that nobody has yet, and the certificate by which it signs itself."""
     key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    try:
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    except ValueError as error:
+        raise ConfigurationError("name", name, f"not the name of a CA: {error}") from error
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     certificate = (
         certificate_builder(subject=subject, issuer=subject, public_key=key.public_key(), days=days)
@@ -73,9 +101,7 @@ def ca_init(directory: str | Path, *, name: str = "hive-qos", days: int = 3650) 
         .add_extension(identifier, critical=False)
         .sign(key, hashes.SHA256())
     )
-    _write_private(files.key, private_pem(key))
-    _write_public(files.certificate, certificate.public_bytes(Encoding.PEM))
-    return files
+    return certificate, key
 
 
 def ca_issue(
@@ -110,70 +136,107 @@ def ca_issue(
         check_node_name(node)
     except ValueError as error:
         raise ConfigurationError("node", node, str(error)) from error
-    ca_certificate, ca_key = load_ca(Path(directory))
+    home = Path(directory)
     folder = Path(out) if out is not None else Path()
-    files = IssuedFiles(certificate=folder / f"{node}.crt", key=folder / f"{node}.key")
-    if renew:
-        former_role, former_addresses, former_jobs = _names_of(files.certificate, node, ca_certificate)
-        role, addresses, jobs = role or former_role, addresses or former_addresses, jobs or former_jobs
-    else:
-        for path in (files.certificate, files.key):
-            if path.exists():
-                raise ConfigurationError("out", str(path), "is there already; to replace it, renew it (--renew)")
-    role = role or ROLES[0]
-    if role not in ROLES:
-        raise ConfigurationError("role", role, f"write one of {', '.join(ROLES)}")
-    for job in jobs:
-        if role != "job":
-            raise ConfigurationError("job", job, f"a certificate with the role {role} is for no job")
+    with locked(home):
+        if renew:
+            former = request_of(_of_node(folder / f"{node}.crt", node, load_ca(home).trusted))
+            role, addresses, jobs = role or former.role, addresses or former.addresses, jobs or former.jobs
+        else:
+            for path in (folder / f"{node}.crt", folder / f"{node}.key"):
+                if path.exists():
+                    raise ConfigurationError("out", str(path), "is there already; to replace it, renew it (--renew)")
+        wanted = Request(node, role or ROLES[0], tuple(addresses), tuple(jobs))
+        return issue_all(home, [wanted], days=days, folder=folder)[0]
+
+
+def issue_all(home: Path, wanted: Sequence[Request], *, days: int, folder: Path) -> list[IssuedFiles]:
+    """Issue a pair to each node, noted in the register before the first is written. Under the directory's lock.
+
+    Certificates end with their CA at the latest. Pairs that are there are replaced, the key first: whoever watches the
+    files takes the pair once both have changed.
+
+    Raises:
+        ConfigurationError: no CA there, or something that no certificate can say.
+        OSError: a file cannot be written. Pairs before it are there.
+    """
+    for one in wanted:
+        _check(one)
+    authority = load_ca(home)
+    folder.mkdir(parents=True, exist_ok=True)
+    made = []
+    for one in wanted:
+        key = ec.generate_private_key(ec.SECP256R1())
+        made.append((one.node, key, _certificate_for(one, key, authority, days=days)))
+    note_issued(home, [(node, certificate) for node, _, certificate in made])
+    found = []
+    for node, key, certificate in made:
+        files = IssuedFiles(folder / f"{node}.crt", folder / f"{node}.key", certificate.not_valid_after_utc)
+        chain = certificate.public_bytes(Encoding.PEM) + authority.certificate.public_bytes(Encoding.PEM)
+        write_whole(files.key, private_pem(key).decode(), mode=0o600)
+        write_whole(files.certificate, chain.decode(), mode=0o644)
+        found.append(files)
+    return found
+
+
+def _check(wanted: Request) -> None:
+    if wanted.role not in ROLES:
+        raise ConfigurationError("role", wanted.role, f"write one of {', '.join(ROLES)}")
+    for job in wanted.jobs:
+        if wanted.role != "job":
+            raise ConfigurationError("job", job, f"a certificate with the role {wanted.role} is for no job")
         if not 1 <= len(job.encode()) <= JOB_BYTES_MAX:
             raise ConfigurationError("job", job, f"write 1 to {JOB_BYTES_MAX} bytes, as HIVE_JOB has them")
-    if role == "broker" and not addresses:
+    if wanted.role == "broker" and not wanted.addresses:
         raise ConfigurationError(
             "address",
             "",
             "a broker's certificate names the addresses that others hold back towards: --address 10.0.0.1",
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    key = ec.generate_private_key(ec.SECP256R1())
-    certificate = (
+
+
+def _certificate_for(
+    wanted: Request, key: ec.EllipticCurvePrivateKey, authority: Authority, *, days: int
+) -> x509.Certificate:
+    issuer = authority.certificate
+    left_days = (issuer.not_valid_after_utc - datetime.datetime.now(datetime.UTC)) / datetime.timedelta(days=1)
+    if left_days <= 0:
+        reason = f"has ended on {issuer.not_valid_after_utc:%Y-%m-%d}; make another: hive-qos ca rotate begin"
+        raise ConfigurationError("directory", str(issuer.subject.rfc4514_string()), reason)
+    return (
         certificate_builder(
-            subject=x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, node)]),
-            issuer=ca_certificate.subject,
+            subject=x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, wanted.node)]),
+            issuer=issuer.subject,
             public_key=key.public_key(),
-            days=days,
+            days=min(days, left_days),
         )
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(key_usage(ca=False), critical=True)
         .add_extension(both_usages(), critical=False)
-        .add_extension(subject_names(node, role=role, addresses=addresses, jobs=jobs), critical=False)
+        .add_extension(
+            subject_names(wanted.node, role=wanted.role, addresses=wanted.addresses, jobs=wanted.jobs), critical=False
+        )
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(
-                ca_certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+                issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
             ),
             critical=False,
         )
-        .sign(ca_key, hashes.SHA256())
+        .sign(authority.key, hashes.SHA256())
     )
-    note_issued(Path(directory), certificate.serial_number, node)
-    chain = certificate.public_bytes(Encoding.PEM) + ca_certificate.public_bytes(Encoding.PEM)
-    if renew:  # whoever watches the files takes the pair once both have changed
-        write_whole(files.key, private_pem(key).decode(), mode=0o600)
-        write_whole(files.certificate, chain.decode(), mode=0o644)
-    else:
-        _write_private(files.key, private_pem(key))
-        _write_public(files.certificate, chain)
-    return files
 
 
-def _names_of(path: Path, node: str, ca_certificate: x509.Certificate) -> tuple[str, list[str], list[str]]:
-    """Role, addresses and jobs of a certificate that is to be renewed."""
-    certificate = _of_node(path, node, ca_certificate)
+def request_of(certificate: x509.Certificate) -> Request:
+    """What would have to be asked for to get another certificate like this one."""
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     addresses = [str(address) for address in names.get_values_for_type(x509.IPAddress)]
     claims = claims_of(certificate)
-    role = next(iter(claims.roles), ROLES[0])
-    return role, addresses + names.get_values_for_type(x509.DNSName), sorted(claims.jobs)
+    return Request(
+        node=claims.node,
+        role=next(iter(claims.roles), ROLES[0]),
+        addresses=(*addresses, *names.get_values_for_type(x509.DNSName)),
+        jobs=tuple(sorted(claims.jobs)),
+    )
 
 
 def ca_revoke(directory: str | Path, node: str, *, certificate: str | Path | None = None) -> Path:
@@ -186,30 +249,42 @@ def ca_revoke(directory: str | Path, node: str, *, certificate: str | Path | Non
         ConfigurationError: no CA there, nothing was issued to that node, or the certificate is not one of its.
     """
     folder = Path(directory)
-    ca_certificate, ca_key = load_ca(folder)
-    if certificate is None:
-        serials = issued_to(folder, node)
-        if not serials:
-            reason = f"{folder / 'issued'} has no certificate of it; name the file with --certificate"
-            raise ConfigurationError("node", node, reason)
-    else:
-        serials = [_of_node(Path(certificate), node, ca_certificate).serial_number]
-    return add_to_list(folder, serials, ca_certificate=ca_certificate, ca_key=ca_key)
+    with locked(folder):
+        authority = load_ca(folder)
+        if certificate is None:
+            serials = [one.serial for one in read_register(folder) if one.node == node]
+            if not serials:
+                reason = f"{folder / 'issued'} has no certificate of it; name the file with --certificate"
+                raise ConfigurationError("node", node, reason)
+        else:
+            serials = [_of_node(Path(certificate), node, authority.trusted).serial_number]
+        return add_to_list(
+            folder, serials, authorities=authority.trusted, issuer=authority.certificate, key=authority.key
+        )
 
 
-def _of_node(path: Path, node: str, ca_certificate: x509.Certificate) -> x509.Certificate:
+def _of_node(path: Path, node: str, trusted: Sequence[x509.Certificate]) -> x509.Certificate:
     """A node's certificate in a file."""
     try:
         found = x509.load_pem_x509_certificates(path.read_bytes())[0]
-        found.verify_directly_issued_by(ca_certificate)
+        if not any(_was_issued_by(found, authority) for authority in trusted):
+            raise ValueError("another CA signed it")
         name = claims_of(found).node
     except OSError as error:
         raise ConfigurationError("certificate", str(path), f"cannot be read: {error.strerror}") from error
-    except (ValueError, TypeError, InvalidSignature) as error:
+    except ValueError as error:
         raise ConfigurationError("certificate", str(path), f"not a certificate of this CA: {error}") from error
     if name != node:
         raise ConfigurationError("certificate", str(path), f"is of {name}, not of {node}")
     return found
+
+
+def _was_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
 
 
 def certificate_builder(
@@ -281,33 +356,55 @@ def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-def load_ca(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+@dataclass(frozen=True)
+class Authority:
+    """A CA that can sign: the certificate of its key, and all that nodes are to trust (`ca.crt`)."""
+
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+    trusted: tuple[x509.Certificate, ...]
+
+
+def load_ca(folder: Path) -> Authority:
+    """Read `ca.crt` and `ca.key`. Which of the certificates signs is what the key says.
+
+    Raises:
+        ConfigurationError: no CA there, or files that are none.
+    """
     try:
-        certificate = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
-        key = load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
+        trusted = tuple(x509.load_pem_x509_certificates((folder / "ca.crt").read_bytes()))
     except OSError as error:
         raise ConfigurationError(
             "directory", str(folder), f"no CA there ({error.strerror}); run hive-qos ca init"
         ) from error
     except ValueError as error:
-        raise ConfigurationError("directory", str(folder), f"ca.crt or ca.key cannot be read: {error}") from error
+        raise ConfigurationError("directory", str(folder), f"ca.crt cannot be read: {error}") from error
+    key = read_key(folder / "ca.key")
+    signing = next((one for one in trusted if one.public_key() == key.public_key()), None)
+    if signing is None:
+        raise ConfigurationError("directory", str(folder), "ca.key is not the key of ca.crt; restore both together")
+    return Authority(signing, key, trusted)
+
+
+def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """The key of a CA.
+
+    Raises:
+        ConfigurationError: it cannot be read, or is none of ours.
+    """
+    folder = str(path.parent)
+    try:
+        key = load_pem_private_key(path.read_bytes(), password=None)
+    except OSError as error:
+        reason = f"{path.name} cannot be read ({error.strerror}); restore it, or make a CA with hive-qos ca init"
+        raise ConfigurationError("directory", folder, reason) from error
+    except (ValueError, TypeError) as error:
+        raise ConfigurationError("directory", folder, f"{path.name} cannot be read: {error}") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ConfigurationError("directory", str(folder), "ca.key is not an elliptic-curve key")
-    return certificate, key
+        raise ConfigurationError("directory", folder, f"{path.name} is not an elliptic-curve key")
+    return key
 
 
 def _check_days(days: int) -> None:
     if not 1 <= days <= DAYS_MAX:
         raise ConfigurationError("days", days, f"write 1 to {DAYS_MAX}")
-
-
-def _write_private(path: Path, content: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-
-
-def _write_public(path: Path, content: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)

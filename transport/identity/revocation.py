@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import datetime
 import logging
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -19,9 +18,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from hive_qos.errors import ConfigurationError
+from hive_qos.files import write_whole
 
-ISSUED = "issued"
-"""In the CA's directory: a line for each certificate, its serial number in hexadecimal and its node."""
 _COPY = "copy it again from the CA's directory"
 _log = logging.getLogger("transport.identity")
 
@@ -44,56 +42,57 @@ def revoked_beside(ca: str | Path, authorities: Sequence[x509.Certificate]) -> f
     return frozenset() if found is None else frozenset(entry.serial_number for entry in found)
 
 
-def note_issued(folder: Path, serial: int, node: str) -> None:
-    """Remember, in the CA's directory, that a certificate was issued."""
-    descriptor = os.open(folder / ISSUED, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(f"{serial:x} {node}\n")
-
-
-def issued_to(folder: Path, node: str) -> list[int]:
-    """The serial numbers of all certificates that were issued to a node."""
-    try:
-        lines = (folder / ISSUED).read_text().splitlines()
-    except FileNotFoundError:
-        return []
-    return [int(serial, 16) for serial, _, name in (line.partition(" ") for line in lines) if name == node]
-
-
 def add_to_list(
-    folder: Path, serials: Iterable[int], *, ca_certificate: x509.Certificate, ca_key: ec.EllipticCurvePrivateKey
+    folder: Path,
+    serials: Iterable[int],
+    *,
+    authorities: Sequence[x509.Certificate],
+    issuer: x509.Certificate,
+    key: ec.EllipticCurvePrivateKey,
 ) -> Path:
     """Add certificates to the CA's list, which is made where there is none, and replaced at once where there is.
+
+    Serial numbers are random and of 159 bits, so one list serves both CAs of a rotation.
+
+    Args:
+        authorities: one of them must have signed the list that is there.
+        issuer: who signs the new one.
 
     Raises:
         ConfigurationError: the list that is there cannot be read, or is not this CA's.
     """
     path = list_beside(folder / "ca.crt")
     now = datetime.datetime.now(datetime.UTC)
-    before = _read(path, [ca_certificate])
+    before = _read(path, authorities)
     entries = {entry.serial_number: entry for entry in before or ()}
     for serial in serials:
         entries.setdefault(serial, x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now).build())
     number = 0 if before is None else before.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
     builder = (
         x509.CertificateRevocationListBuilder()
-        .issuer_name(ca_certificate.subject)
+        .issuer_name(issuer.subject)
         .last_update(now)
-        .next_update(ca_certificate.not_valid_after_utc)
+        .next_update(issuer.not_valid_after_utc)
         .add_extension(x509.CRLNumber(number + 1), critical=False)
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(
-                ca_certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+                issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
             ),
             critical=False,
         )
     )
     for entry in entries.values():
         builder = builder.add_revoked_certificate(entry)
-    fresh = path.with_suffix(".crl.new")
-    fresh.write_bytes(builder.sign(ca_key, hashes.SHA256()).public_bytes(Encoding.PEM))
-    os.replace(fresh, path)
+    write_whole(path, builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM).decode(), mode=0o644)
     return path
+
+
+def list_until(ca: str | Path) -> datetime.datetime | None:
+    """When the list beside a CA's certificate is to be replaced at the latest; None where there is none."""
+    try:
+        return x509.load_pem_x509_crl(list_beside(ca).read_bytes()).next_update_utc
+    except (OSError, ValueError):
+        return None
 
 
 def _read(path: Path, authorities: Sequence[x509.Certificate]) -> x509.CertificateRevocationList | None:

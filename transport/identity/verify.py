@@ -60,11 +60,14 @@ def _judged(
     chain: Sequence[x509.Certificate], trust: Trust, *, now: datetime.datetime, expected_peer: str | None
 ) -> VerifiedPeer:
     leaf = chain[0]
-    if not leaf.not_valid_before_utc <= now <= leaf.not_valid_after_utc:
+    begin, end = leaf.not_valid_before_utc, leaf.not_valid_after_utc
+    if not begin <= now <= end:
+        what = "is not valid yet" if now < begin else "has ended"
+        clock = "; a clock is wrong, here or where it was issued" if now < begin else ""
         raise WireError(
             WireCode.CERTIFICATE_EXPIRED,
-            f"its certificate is valid from {leaf.not_valid_before_utc:%Y-%m-%d %H:%M} to "
-            f"{leaf.not_valid_after_utc:%Y-%m-%d %H:%M}, and here it is {now:%Y-%m-%d %H:%M} UTC",
+            f"its certificate {what}: it is valid from {begin:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M}, "
+            f"and here it is {now:%Y-%m-%d %H:%M} UTC{clock}",
         )
     peer = _pinned(leaf, trust) or _certified(chain, trust, now=now)
     if not peer.pinned and not peer.roles & trust.roles:

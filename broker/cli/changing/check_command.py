@@ -180,11 +180,11 @@ def _certificate(policy: Policy) -> tuple[list[str], list[str]]:
     """
     if policy.peers is None:
         return [], []
-    from broker.peers.identity import broker_identity, certified_addresses, good_until
+    from broker.peers.identity import broker_identity, certified_addresses, ends_of
     from broker.peers.own_certificate import WARN_DAYS
 
     identity = broker_identity(policy.peers)
-    until = good_until(identity)
+    until = ends_of(identity).first
     addresses = ", ".join(sorted(certified_addresses(identity)))
     path, warnings = policy.peers.certificate, []
     if not addresses:

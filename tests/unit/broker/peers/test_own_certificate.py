@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from broker.peers.own_certificate import LOOK_S, WARN_DAYS, OwnCertificate
+from broker.peers.own_certificate import CA_WARN_DAYS, LOOK_S, WARN_DAYS, OwnCertificate
 from broker.policy.types import PeersPolicy
 from broker.process.log import open_log
 from hive_qos.errors import ConfigurationError
-from transport.identity import ConfiguredIdentity, ca_init, ca_issue
+from transport.identity import ConfiguredIdentity, ca_init, ca_issue, ca_revoke, ca_rotate
 
 DAY = datetime.timedelta(days=1)
 
@@ -65,6 +65,34 @@ def test_a_certificate_that_ends_soon_is_said_a_month_ahead(files: Files) -> Non
     (alarm,) = files.certificate.alarms()
     assert (alarm.code, str(files.folder / "host.crt") in alarm.text) == ("certificate-expires", True)
     assert str((files.utc + WARN_DAYS * DAY).date()) in alarm.text
+
+
+def test_the_end_of_the_ca_is_said_a_season_ahead(files: Files) -> None:
+    ca = x509.load_pem_x509_certificate((files.folder / "ca/ca.crt").read_bytes())
+    ca_issue(files.folder / "ca", "host", role="broker", addresses=["10.0.0.1"], days=36500, out=files.folder / "long")
+    files.write(files.folder / "long")
+    files.look(at_once=True)
+    files.utc = ca.not_valid_after_utc - (CA_WARN_DAYS + 1) * DAY
+    assert files.codes() == []
+    files.utc += DAY
+    (alarm,) = files.certificate.alarms()
+    assert (alarm.code, str(ca.not_valid_after_utc.date()) in alarm.text) == ("ca-expires", True)
+
+
+def test_a_revocation_list_of_a_ca_that_ends_is_said_where_a_newer_one_signs(files: Files) -> None:
+    """The list was left from before a rotation; the CA that signs now is good for longer."""
+    folder = files.folder / "ca"
+    ca_revoke(folder, "host")
+    former = (folder / "ca.crl").read_bytes()
+    for step in ("begin", "switch"):
+        ca_rotate(folder, step, days=7300, force=False, now=files.utc)
+    ca_issue(folder, "host", role="broker", addresses=["10.0.0.1"], days=7300, out=files.folder / "new")
+    (folder / "ca.crl").write_bytes(former)
+    files.write(files.folder / "new")
+    assert files.look(at_once=True) is not None
+    files.utc += (3650 - CA_WARN_DAYS + 1) * DAY
+    (alarm,) = files.certificate.alarms()
+    assert (alarm.code, "revocation list" in alarm.text) == ("ca-expires", True)
 
 
 def test_it_has_ended_after_its_last_second_and_until_another_is_taken(files: Files) -> None:

@@ -1,4 +1,4 @@
-"""`hive-qos ca`: the cluster's own certificate authority, and the certificates of its nodes."""
+"""`hive-qos ca init`, `issue`, `revoke` and `show`: one CA, one certificate at a time."""
 
 from __future__ import annotations
 
@@ -174,7 +174,12 @@ def _describe(certificate: Any) -> dict[str, Any]:
 
 def _print(files: Any, *, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps({"certificate": str(files.certificate), "key": str(files.key)}))
+        typer.echo(
+            json.dumps(
+                {"certificate": str(files.certificate), "key": str(files.key), "not_after": files.until.isoformat()}
+            )
+        )
     else:
         typer.echo(f"certificate {files.certificate}")
         typer.echo(f"key         {files.key} (readable by you alone)")
+        typer.echo(f"good until  {files.until:%Y-%m-%d}")
