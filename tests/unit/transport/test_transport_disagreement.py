@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from patience import LIMIT_S, wait_until
 
 from hive_qos.errors import PeerError
 from transport import Group, ReduceOp
 from transport.collectives import calls
+from transport.collectives.in_flight import LATE_STEPS
 
 CHUNK = 4096
 """Bytes; sizes that are multiples of it are cut into chunks that look alike on every rank."""
@@ -82,14 +84,23 @@ DISAGREEMENTS = {
 }
 
 
+def until_told(group: Group) -> None:
+    """What follows on a rank that was through before it could know: a barrier, or a few, until one says it.
+
+    A barrier tells that all have begun it, not that they have read what was sent to them before.
+    """
+    for _ in range(LATE_STEPS // 2):
+        group.barrier().wait(LIMIT_S)
+
+
 @pytest.mark.parametrize("kind", DISAGREEMENTS)
 def test_every_rank_learns_both_calls_at_once(make_world, kind):
     call, words = DISAGREEMENTS[kind]
     world = make_world(3, chunk_bytes=CHUNK)
 
-    def body(group: Group) -> object:
-        call(group).wait(30)  # one that only sends may have ended, rightly; then the next one says it
-        return group.barrier().wait(30)
+    def body(group: Group) -> None:
+        call(group).wait(LIMIT_S)
+        until_told(group)
 
     for result in world.run(body):
         assert isinstance(result, PeerError), result
@@ -100,7 +111,7 @@ def test_sizes_that_differ_between_ranks_are_named_on_every_rank(make_world):
     world = make_world(2)
 
     def body(group: Group) -> object:
-        return group.all_gather(np.zeros(2 * (5 + group.rank), "f4"), np.zeros(5 + group.rank, "f4")).wait(30)
+        return group.all_gather(np.zeros(2 * (5 + group.rank), "f4"), np.zeros(5 + group.rank, "f4")).wait(LIMIT_S)
 
     for _ in range(5):  # whoever posts first
         for error in world.run(body):
@@ -110,7 +121,7 @@ def test_sizes_that_differ_between_ranks_are_named_on_every_rank(make_world):
 
 def test_dtypes_that_differ_between_ranks_are_named(make_world):
     world = make_world(2)
-    results = world.run(lambda group: group.allreduce(np.zeros(8, ["f4", "i4"][group.rank])).wait(30))
+    results = world.run(lambda group: group.allreduce(np.zeros(8, ["f4", "i4"][group.rank])).wait(LIMIT_S))
     assert any(isinstance(one, PeerError) and "float32" in str(one) and "int32" in str(one) for one in results)
 
 
@@ -119,7 +130,7 @@ def test_ranks_that_call_different_collectives_learn_it(make_world):
 
     def body(group: Group) -> object:
         tensor = np.zeros(8, "f4")
-        return (group.allreduce(tensor) if group.rank else group.broadcast(tensor, 0)).wait(30)
+        return (group.allreduce(tensor) if group.rank else group.broadcast(tensor, 0)).wait(LIMIT_S)
 
     results = world.run(body)
     assert any(isinstance(one, PeerError) and "broadcast" in str(one) and "allreduce" in str(one) for one in results)
@@ -132,25 +143,30 @@ def names_both(error: PeerError) -> bool:
 
 def test_a_rank_that_ended_before_it_could_know_is_told_at_its_next_operation_and_once(make_world):
     world = make_world(2)
-    world.groups[0].broadcast(zeros(10), 0).wait(30)
+    world.groups[0].broadcast(zeros(10), 0).wait(LIMIT_S)
     with pytest.raises(PeerError) as caught:
-        world.groups[1].broadcast(zeros(10), 1).wait(30)
+        world.groups[1].broadcast(zeros(10), 1).wait(LIMIT_S)
     assert names_both(caught.value)
+    # Else it might begin the next one first, and with what that sends rank 1 ends well, as rank 0 has done here.
+    runtime = world.groups[0]._runtime
+    wait_until(lambda: runtime._in_flight._found_late)
     with pytest.raises(PeerError) as caught:
-        world.groups[0].allreduce(zeros(10), timeout_s=60.0).wait(30)
+        world.groups[0].allreduce(zeros(10), timeout_s=60.0).wait(LIMIT_S)
     assert names_both(caught.value)
-    late = world.run(lambda group: None if group.rank == 0 else group.allreduce(zeros(10), timeout_s=60.0).wait(30))[1]
+    late = world.run(
+        lambda group: None if group.rank == 0 else group.allreduce(zeros(10), timeout_s=60.0).wait(LIMIT_S)
+    )[1]
     assert "broadcast from 1" in str(late)
-    assert world.run(lambda group: group.allreduce(np.ones(1)).wait(30)) == [None, None]
+    assert world.run(lambda group: group.allreduce(np.ones(1)).wait(LIMIT_S)) == [None, None]
 
 
 def test_what_is_said_of_a_group_that_is_not_there_yet_is_remembered(make_world):
     world = make_world(2)
     early = world.groups[0].subgroup([0, 1], name="later").broadcast(zeros(10), 0)
-    early.wait(30)
+    early.wait(LIMIT_S)
     sub = world.groups[1].subgroup([0, 1], name="later")
     with pytest.raises(PeerError, match="rank 0 called broadcast from 0"):
-        sub.broadcast(zeros(10), 1).wait(30)
+        sub.broadcast(zeros(10), 1).wait(LIMIT_S)
 
 
 def test_sizes_in_words_are_short_and_differ_when_the_sizes_do():
