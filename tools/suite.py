@@ -1,14 +1,14 @@
-"""Run the test suite. A few tests of real time that fail get a second run, and the report ends with their names.
+"""Run the test suite. A few tests that fail get a second run, and the report ends with their names.
 
 Without arguments everything that `make test` promises runs side by side: the lab's tests and those over loopback, which
 wait for packets and timers most of their time, and beside them, at the lowest priority, what computes: checks, the
 crate's tests and the unit tests. One after the other they take twice as long on two cores. What each says is printed
 when it has ended. With arguments pytest alone runs, with these.
 
-A test over sockets or in the lab can be broken by a machine that stands still for seconds, whatever it waits for. At
-most `SECOND_RUNS_MAX` of those may fail and still be asked again when all else has ended, each in a process of its own,
-where its fixtures are made anew; whatever fails again, and everything else, fails the run. What needed a second run is
-printed and kept over all runs (`tools/nightly/unstable.py`): `make nightly` fails where a name comes back.
+A test can be broken by a machine that stands still for seconds, whatever it waits for. At most `SECOND_RUNS_MAX` may
+fail and still be asked again when all else has ended, each in a process of its own, where its fixtures are made anew;
+whatever fails again, and everything else, fails the run. What needed a second run is printed and kept over all runs
+(`tools/nightly/unstable.py`): `make nightly` fails where a name comes back.
 
     python -m tools.suite [PYTEST ARGUMENT...]
 """
@@ -23,15 +23,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tools.nightly import unstable
 
-SECOND_RUNS_MAX = 3
+SECOND_RUNS_MAX = 8
 REAL_TIME = ("tests/loopback/", "tests/lab/")
-COMPUTING = ["nice", "-n", "19", "make", "--no-print-directory", "--keep-going", "check", "crate", "unit"]
+UNIT = "tests/unit/"
+CHECKS = ["make", "--no-print-directory", "--keep-going", "check", "crate"]
 """Targets of the Makefile, one after the other; `--keep-going` tells all that is wrong."""
+LOWEST_PRIORITY = ["nice", "-n", "19"]
 OK, FAILED = 0, 1
 """pytest's exit codes where tests ran, and all passed or some failed; others mean that it could not do its work."""
 
@@ -41,13 +43,16 @@ def main(arguments: list[str]) -> int:
     # A shell that starts us in the background has us ignore Ctrl-C; programs of tests that send it would, too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="hq-suite-") as folder:
-        groups = {"tests": arguments} if arguments else {name: [name] for name in REAL_TIME}
+        groups = {"tests": arguments} if arguments else {name: [name] for name in (*REAL_TIME, UNIT)}
         caches = {name: Path(folder, str(number)) for number, name in enumerate(groups)}
         commands = {name: _pytest("-o", f"cache_dir={caches[name]}", *groups[name]) for name in groups}
         if arguments:
             codes = {name: _run(command) for name, command in commands.items()}
         else:
-            codes = side_by_side({**commands, "checks and unit tests": COMPUTING}, at_once=(os.cpu_count() or 1) > 1)
+            computing = {"checks": CHECKS, UNIT: commands[UNIT]}
+            rows = [{name: commands[name]} for name in REAL_TIME]
+            rows.append({name: [*LOWEST_PRIORITY, *command] for name, command in computing.items()})
+            codes = side_by_side(rows, at_once=(os.cpu_count() or 1) > 1)
         failed = sorted(test for cache in caches.values() for test in _failed(cache))
     if all(codes[name] in (OK, FAILED) for name in groups) and (again := worth_asking_again(failed)):
         asked_again = _asked_again(again)
@@ -59,24 +64,31 @@ def main(arguments: list[str]) -> int:
 
 
 def worth_asking_again(failed: list[str]) -> list[str]:
-    """All of `failed` (pytest's node ids) where they are few and depend on real time; none of them otherwise."""
+    """All of `failed` (pytest's node ids) where they are few, and tests; none of them otherwise."""
     few = 0 < len(failed) <= SECOND_RUNS_MAX
-    return failed if few and all(test.startswith(REAL_TIME) and "::" in test for test in failed) else []
+    return failed if few and all("::" in test for test in failed) else []
 
 
-def side_by_side(commands: Mapping[str, Sequence[str]], *, at_once: bool = True) -> dict[str, int]:
-    """Run commands, all at once or one after the other, and print what each says when it has ended.
+def side_by_side(rows: Sequence[Mapping[str, Sequence[str]]], *, at_once: bool = True) -> dict[str, int]:
+    """Run rows of commands, the rows at once or one after the other, and print what each says when it has ended.
 
     Returns:
         The exit code of each; one that a signal ended has 128 and its number, as in a shell.
     """
+    print(
+        f"suite: {', '.join(name for row in rows for name in row)}: what each says follows when it has ended",
+        flush=True,
+    )
+    with ThreadPoolExecutor(len(rows) if at_once else 1) as pool:
+        codes = list(pool.map(_one_after_the_other, rows))
+    return {name: code for row in codes for name, code in row.items()}
+
+
+def _one_after_the_other(row: Mapping[str, Sequence[str]]) -> dict[str, int]:
     codes = {}
-    print(f"suite: {', '.join(commands)}: what each says follows when it has ended", flush=True)
-    with ThreadPoolExecutor(len(commands) if at_once else 1) as pool:
-        running = {pool.submit(_listened_to, command): name for name, command in commands.items()}
-        for done in as_completed(running):
-            name, (codes[name], said, took_s) = running[done], done.result()
-            print(f"suite: {name}: exit code {codes[name]} after {took_s:.0f} s\n{said}", flush=True)
+    for name, command in row.items():
+        codes[name], said, took_s = _listened_to(command)
+        print(f"suite: {name}: exit code {codes[name]} after {took_s:.0f} s\n{said}\n", end="", flush=True)
     return codes
 
 
@@ -89,7 +101,7 @@ def _listened_to(command: Sequence[str]) -> tuple[int, str, float]:
 
 
 def _asked_again(tests: list[str]) -> int:
-    print(f"suite: {len(tests)} failed that depend on real time; each runs once more, by itself", flush=True)
+    print(f"suite: {len(tests)} failed; each runs once more, by itself", flush=True)
     broken = [test for test in tests if _run(_pytest("-p", "no:cacheprovider", test))]
     print(f"suite: kept in {unstable.keep(again=tests, failed_twice=broken)}")
     for test in tests:
