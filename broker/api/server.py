@@ -1,8 +1,7 @@
 """The HTTP socket: status, policy, flows, usage and metrics to read; reload and confirm to do. HTTP/1.1, Unix socket.
 
-The standard library's server, made safe: GET and two POSTs, no bodies, no descriptors, few requests at a time and of a
-user, a time limit on each, and rights by SO_PEERCRED. It runs in threads of its own, sees nothing but the last
-snapshot, and asks the loop to do what is wanted.
+GET and two POSTs, no bodies, no descriptors, few requests at a time and of a user, and rights by SO_PEERCRED. It runs
+in threads of its own, sees nothing but the last snapshot, and asks the loop to do what is wanted.
 """
 
 from __future__ import annotations
@@ -11,23 +10,19 @@ import contextlib
 import http.server
 import io
 import os
-import select
 import socket
-import socketserver
 import threading
 import time
 import urllib.parse
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from broker.api.bounded_server import REQUEST_TIMEOUT_S, BoundedServer, Timed
 from broker.api.pages import DESCRIPTION, JSON, PATHS, USAGE, Pages, encoded
 from broker.api.requests import PolicyAnswer, PolicyRequest
 from broker.api.schema import Done, Error, UsageReport
 from broker.api.snapshot import Snapshot
 from broker.api.usage import UsageRows, usage_question
-from broker.client.mailbox import Wake
-from broker.process import priority
 from broker.process.closer_client import CloserClient
 from broker.process.locks import listen
 from broker.process.rights import Authority, Peer, Right, peer_of
@@ -38,12 +33,8 @@ REQUESTS_AT_ONCE = {Right.NONE: 4, Right.USE: 12, Right.CHANGE: 16}
 """Of all who have at most this right: nobody keeps out those who may do more."""
 REQUESTS_PER_USER_MAX = 4
 """Of one user who may not change policy."""
-REQUEST_TIMEOUT_S = 5.0
-"""For reading a request, and again for writing its answer."""
 REPORT_WAIT_S = 1.0
 """For the report of somebody else: one is made at a time, for they are made for each who asks."""
-LOOK_S = 0.1
-"""How often it is looked for requests whose time is up. While there is none the server sleeps."""
 _ACTIONS = {"/v1/reload": "reload", "/v1/confirm": "confirm"}
 
 
@@ -89,19 +80,15 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 
-@dataclass
-class _Open:
-    """A request that is served. `until_s` is None while the loop has it."""
+class _Open(Timed):
+    """A request and whose it is. It has no time limit while the loop has it."""
 
-    peer: Peer
-    right: Right
-    until_s: float | None
+    def __init__(self, peer: Peer, right: Right) -> None:
+        super().__init__(timeout_s=REQUEST_TIMEOUT_S)
+        self.peer, self.right = peer, right
 
 
-class _Server(socketserver.ThreadingMixIn, socketserver.BaseServer):
-    daemon_threads = True
-    block_on_close = False
-
+class _Server(BoundedServer[_Open]):
     def __init__(
         self,
         listener: socket.socket,
@@ -111,64 +98,22 @@ class _Server(socketserver.ThreadingMixIn, socketserver.BaseServer):
         usage: UsageRows,
         closing: CloserClient,
     ) -> None:
-        super().__init__(("", 0), _Handler)
-        self.listener, self.snapshot, self.authority, self._ask = listener, snapshot, authority, ask
-        self.pages, self.usage, self.ended = Pages(), usage, Wake()
+        super().__init__(listener, _Handler, timeout_s=REQUEST_TIMEOUT_S)
+        self.snapshot, self.authority, self._ask = snapshot, authority, ask
+        self.pages, self.usage, self.reporting = Pages(), usage, threading.Lock()
         self._closing = closing
-        self._lock, self.reporting = threading.Lock(), threading.Lock()
-        self._open: dict[socket.socket, _Open] = {}
 
-    def serve(self) -> None:
-        """Take requests until `ended` is set: `serve_forever` wakes ten times a second for nothing.
+    def waits(self) -> bool:
+        return self._closing.full
 
-        In a thread of the server's own, whose requests have theirs: none of them goes before other programs.
-        """
-        priority.give_up()
-        poll = select.poll()
-        poll.register(self.listener, select.POLLIN)
-        poll.register(self.ended.reader, select.POLLIN)
-        while True:
-            ready = [descriptor for descriptor, _ in poll.poll(1000 * LOOK_S if self._open else None)]
-            if self.ended.reader in ready:
-                self.ended.close()
-                return
-            if ready and self._closing.full:
-                time.sleep(LOOK_S)
-            elif ready:
-                self._take()
-            self._end_late_requests()
-
-    def _take(self) -> None:
-        """Give a request that is there a thread of its own."""
-        try:
-            request, address = self.get_request()
-        except OSError:  # the client went again, or there is no descriptor to spare
-            time.sleep(LOOK_S)
-            return
-        try:
-            if self.verify_request(request, address):
-                self.process_request(request, address)
-                return
-        except (OSError, RuntimeError):  # nobody knows whose it is; no thread to spare
-            pass
-        self.shutdown_request(request)
-
-    def get_request(self) -> tuple[socket.socket, Any]:
-        sock, _ = self.listener.accept()
-        sock.settimeout(REQUEST_TIMEOUT_S)
-        return sock, ("unix", 0)
-
-    def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Take the request, unless there are too many at once: then it is closed unanswered."""
+    def admitted(self, request: socket.socket, now_open: list[_Open]) -> _Open | None:
         peer = peer_of(request)
         right = self.authority().right_of(peer)
-        with self._lock:
-            theirs = [one for one in self._open.values() if one.right <= right]
-            own = sum(one.peer.uid == peer.uid for one in theirs)
-            if len(theirs) >= REQUESTS_AT_ONCE[right] or (right < Right.CHANGE and own >= REQUESTS_PER_USER_MAX):
-                return False
-            self._open[request] = _Open(peer, right, time.monotonic() + REQUEST_TIMEOUT_S)
-            return True
+        theirs = [one for one in now_open if one.right <= right]
+        own = sum(one.peer.uid == peer.uid for one in theirs)
+        if len(theirs) >= REQUESTS_AT_ONCE[right] or (right < Right.CHANGE and own >= REQUESTS_PER_USER_MAX):
+            return None
+        return _Open(peer, right)
 
     def right_of(self, request: Any) -> Right:
         """What the sender of a request may do now."""
@@ -182,27 +127,8 @@ class _Server(socketserver.ThreadingMixIn, socketserver.BaseServer):
         finally:
             self._open[by].until_s = time.monotonic() + REQUEST_TIMEOUT_S
 
-    def _end_late_requests(self) -> None:
-        """However slowly they go on."""
-        now_s = time.monotonic()
-        with self._lock:
-            late = [one for one, how in self._open.items() if how.until_s is not None and now_s > how.until_s]
-        for request in late:
-            with contextlib.suppress(OSError):  # it ended by itself meanwhile
-                request.shutdown(socket.SHUT_RDWR)
-
-    def shutdown_request(self, request: Any) -> None:
-        with self._lock:
-            over = self._open.pop(request, None)
-        with contextlib.suppress(OSError):  # the client went first
-            request.shutdown(socket.SHUT_RDWR)
+    def release(self, request: socket.socket, over: _Open | None) -> None:
         self._closing.take([request.detach()], uid=over.peer.uid if over is not None else -1)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away in the middle is no event; its thread ends."""
-
-    def server_close(self) -> None:
-        self.listener.close()
 
 
 class _PlainBytes(io.RawIOBase):
