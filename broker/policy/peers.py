@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from broker.policy.listen import read_listen
 from broker.policy.types import PeersPolicy
 
 KEYS = ("listen", "ca", "certificate", "key", "engine")
@@ -39,18 +39,7 @@ def _path(raw: Mapping[str, Any], key: str, problem: Problem) -> str:
 
 def _listen(value: object, problem: Problem) -> str:
     """An address with or without a port; the port is written out."""
-    host, port = (value, "") if isinstance(value, str) else ("", "")
-    if isinstance(value, str) and (value.endswith("]") or value.count(":") > 1) and not value.startswith("["):
-        host = value  # IPv6 without brackets has no port
-    elif isinstance(value, str) and not value.endswith("]") and ":" in value:
-        host, _, port = value.rpartition(":")
-    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    try:
-        found = ipaddress.ip_address(host)
-        number = int(port) if port.isascii() and port.isdigit() else DEFAULT_PORT if not port else 0
-    except ValueError:
-        number = 0
-    if not 0 < number < 65536:
+    found = read_listen(value, default_port=DEFAULT_PORT)
+    if found is None:
         problem("peers.listen", value, 'write a literal address and a UDP port, e.g. "[::]:4710" or "0.0.0.0:4710"')
-        return DEFAULT_LISTEN
-    return f"[{found}]:{number}" if found.version == 6 else f"{found}:{number}"
+    return found or DEFAULT_LISTEN

@@ -13,6 +13,8 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from broker.policy.page import KEYS as PAGE_KEYS
+from broker.policy.page import read_page
 from broker.policy.peers import KEYS as PEERS_KEYS
 from broker.policy.peers import read_peers
 from broker.policy.people import JOB_KEYS, OVERRIDE_KEYS, SCHEDULE_KEYS, read_jobs, read_schedules
@@ -25,6 +27,7 @@ from broker.policy.types import (
     DaemonPolicy,
     InterfacePolicy,
     MatchRule,
+    PagePolicy,
     PeersPolicy,
     Policy,
     ProbePolicy,
@@ -61,7 +64,7 @@ message of up to 64 KiB (HTB's burst) does not wait for that."""
 
 _IGNORED_KEYS = ("presence",)
 """Sections of checkouts before 0.1.0, which their files name: a daemon that refused these would not come up again."""
-_TOP_KEYS = ("version", "interface", "class", "daemon", "peers", "job", "schedule", "probe")
+_TOP_KEYS = ("version", "interface", "class", "daemon", "peers", "job", "schedule", "probe", "page")
 _INTERFACE_KEYS = ("name", "egress", "ingress", "gso_max_segs")
 _CLASS_KEYS = ("guarantee", "guarantee_window", "floor", "ceiling", "weight", "priority", "match")
 _MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
@@ -143,6 +146,7 @@ class _Reader:
             daemon=daemon,
             peers=self.peers(raw),
             probe=self.probe(raw),
+            page=self.page(raw),
             jobs=read_jobs(self, raw, share=_share),
             schedules=read_schedules(self, raw, share=_share),
         )
@@ -160,6 +164,13 @@ class _Reader:
         section = self.table(raw, "probe", prefix="")
         self.known(section, keys=PROBE_KEYS, prefix="probe.")
         return read_probe(self, section)
+
+    def page(self, raw: Mapping[str, Any]) -> PagePolicy | None:
+        if "page" not in raw:
+            return None
+        section = self.table(raw, "page", prefix="")
+        self.known(section, keys=PAGE_KEYS, prefix="page.")
+        return read_page(self, section)
 
     def interfaces(self, raw: Mapping[str, Any]) -> tuple[InterfacePolicy, ...]:
         entries = raw.get("interface", [])

@@ -142,10 +142,22 @@ class ProbePolicy(Struct, frozen=True):
     interval_s: float
 
 
+class PagePolicy(Struct, frozen=True):
+    """Where the status page and metrics are served over TCP to everybody who reaches that address.
+
+    Fields: `listen` a literal address and a TCP port, e.g. "127.0.0.1:8710"; `names` by which browsers may ask for it,
+    beside addresses, localhost and the host's own name.
+    """
+
+    listen: str
+    names: tuple[str, ...] = ()
+
+
 class Policy(Struct, frozen=True):
     """Everything that the operator decided. `classes` holds all four, in the order of `CLASS_NAMES`.
 
-    `peers` is None where this broker talks to no other, `probe` where it sends no packet of its own to measure.
+    `peers` is None where this broker talks to no other, `probe` where it sends no packet of its own to measure, `page`
+    where it serves no page.
     `jobs` and `schedules` are in the order of the file, which decides where several match or hold.
     """
 
@@ -156,6 +168,7 @@ class Policy(Struct, frozen=True):
     schedules: tuple[SchedulePolicy, ...] = ()
     peers: PeersPolicy | None = None
     probe: ProbePolicy | None = None
+    page: PagePolicy | None = None
 
     def class_policy(self, name: str) -> ClassPolicy:
         """Find a class by name.
