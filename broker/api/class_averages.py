@@ -10,7 +10,7 @@ from broker.api.window_average import Average, Averages
 from broker.law.decision import Decision
 from broker.law.sharing.demand import BACKLOG_BYTES_MIN
 from broker.measure.tcp_diag import TcpConnection
-from broker.model.values import InterfaceSample, JobSample, Measurements
+from broker.model.values import InterfaceSample, Measurements
 from broker.policy.types import Policy
 
 NOW_S = 2.0
@@ -95,7 +95,7 @@ class ClassAverages:
         for job in sample.jobs:
             self._jobs.follow(
                 (sample.name, job.traffic_class, *job.key),
-                _sent_bytes(job),
+                job.sent_bytes,
                 window_s=windows_s[job.traffic_class],
                 now_s=read_s,
             )
@@ -110,7 +110,3 @@ class ClassAverages:
             self._sent.follow(key, sent_bytes, window_s=NOW_S, now_s=now_s)
         if received_bytes is not None:
             self._received.follow(key, received_bytes, window_s=NOW_S, now_s=now_s)
-
-
-def _sent_bytes(job: JobSample) -> int:
-    return job.delivered_bytes if job.leaf_sent_bytes is None else job.leaf_sent_bytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -51,39 +51,64 @@ FLOWS_SHOWN_MAX = 2000
 """The most flows in one document; `flows_total` is the number of all."""
 
 
-def document(snapshot: Snapshot) -> Status:
-    """The whole status."""
-    flows = flow_list(snapshot)
-    who = program_list(snapshot, flows)
+class Outline(NamedTuple):
+    """What does not grow with the number of connections."""
+
+    interfaces: list[OutboundStatus | InboundStatus]
+    jobs: list[JobStatus]
+    holds: list[HoldStatus]
+    leases: list[LeaseStatus]
+    alarms: list[Alarm]
+
+
+def outline(snapshot: Snapshot) -> Outline:
+    """The status without connections, programs and sessions."""
     allocation = snapshot.decision.allocation
     samples = {one.name: one for one in snapshot.measurements.interfaces}
     watches = {watch.interface: watch for watch in snapshot.decision.watches}
     links = [link_figures(snapshot, entry) for entry in allocation.interfaces]
     limited = _Limited(snapshot)
+    return Outline(
+        interfaces=[
+            *(_outbound(snapshot, link, samples.get(link.entry.name), limited) for link in links),
+            *(_inbound(entry, samples.get(entry.name), watches.get(entry.name)) for entry in allocation.ingress),
+        ],
+        jobs=_jobs(snapshot, links, limited),
+        holds=[made(HoldStatus, hold, **_verdict(outcome)) for hold, outcome in snapshot.holds.asked],
+        leases=[made(LeaseStatus, lease, **_verdict(outcome)) for lease, outcome in snapshot.holds.leases],
+        alarms=[
+            Alarm(one.code, printable(one.subject), printable(one.text, length_max=1000)) for one in snapshot.alarms
+        ],
+    )  # fmt: skip
+
+
+def document(snapshot: Snapshot) -> Status:
+    """The whole status."""
+    flows, shown = flow_list(snapshot), outline(snapshot)
+    who = program_list(snapshot, flows)
     return Status(
         host=printable(snapshot.host),
         version=__version__,
         daemon=snapshot.daemon,
         load=snapshot.load,
-        interfaces=[
-            *(_outbound(snapshot, link, samples.get(link.entry.name), limited) for link in links),
-            *(_inbound(entry, samples.get(entry.name), watches.get(entry.name)) for entry in allocation.ingress),
-        ],
+        interfaces=shown.interfaces,
         flows=flows[:FLOWS_SHOWN_MAX],
         flows_total=len(flows),
         tcp_connections=snapshot.tcp_connections,
         programs=who[:PROGRAMS_SHOWN_MAX],
         programs_total=len(who),
-        jobs=_jobs(snapshot, links, limited),
-        schedules=allocation.schedules,
-        needs=[made(NeedStatus, need, interface=one.name) for one in samples.values() for need in one.needs],
-        holds=[made(HoldStatus, hold, **_verdict(outcome)) for hold, outcome in snapshot.holds.asked],
-        leases=[made(LeaseStatus, lease, **_verdict(outcome)) for lease, outcome in snapshot.holds.leases],
+        jobs=shown.jobs,
+        schedules=snapshot.decision.allocation.schedules,
+        needs=[
+            made(NeedStatus, need, interface=one.name)
+            for one in snapshot.measurements.interfaces
+            for need in one.needs
+        ],
+        holds=shown.holds,
+        leases=shown.leases,
         peers=snapshot.holds.peers,
         sessions=list(snapshot.sessions),
-        alarms=[
-            Alarm(one.code, printable(one.subject), printable(one.text, length_max=1000)) for one in snapshot.alarms
-        ],
+        alarms=shown.alarms,
     )  # fmt: skip
 
 

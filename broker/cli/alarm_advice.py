@@ -107,6 +107,10 @@ ALARM_ADVICE: Final = {
         "The link has no carrier. Nothing is sent or received on it.",
         "Look at the cable and at the other end.",
     ),
+    "page-unavailable": AlarmAdvice(
+        "The address of [page] is in use, or not this host's. Everything else goes on.",
+        "Write another address or a port from 1024 on in [page]. The broker tries again every 10 seconds.",
+    ),
     "peers-failed": AlarmAdvice(
         "The QUIC engine that talks to other brokers has failed. This host is shaped without them.",
         "Restart the broker: systemctl restart hive-qos. Its log has the cause.",

@@ -35,6 +35,7 @@ from broker.measure.probes import Probes
 from broker.measure.rate_watch import RateWatch
 from broker.measure.socket_owners import SocketOwners
 from broker.measure.sockets import TcpWatch
+from broker.page.page import Page
 from broker.process import proc_fds
 from broker.process.closer_client import CloserClient
 from broker.process.log import Log
@@ -123,6 +124,7 @@ class Components:
     deciding: TickRunner
     publishing: SnapshotBuilder
     accounts: Accounts
+    page: Page
     recorder: Recorder | None
     closing: CloserClient
     watchdog: WatchdogClient | None
@@ -151,6 +153,7 @@ class Components:
         """Release files and sockets, except those to other brokers."""
         if self.recorder is not None:
             self.recorder.close()
+        self.page.close()
         self.accounts.close()
         self.netlink.close()
         self.link_events.close()
@@ -170,6 +173,7 @@ def compose(given: Environment, options: Options, journal: Journal) -> Component
     jobs, peer_link = JobTable(len(JOB_LEAVES)), PeerLink()
     recorder = Recorder(policy.daemon.record_file, log=log) if policy.daemon.record_file else None
     accounts = Accounts(policy.daemon.state_dir, log=log, clock=clock, wall_clock=given.wall_clock)
+    page = Page(log=log, clock=clock)
     shaper = Shaper(given.kernel, journal, classifier=given.classifier)
     egress_trees = EgressTrees(shaper, log=log, clock=clock, take_over=options.take_over, rebuild=options.rebuild)
     receivers = InboundRules(log=log, clock=clock)
@@ -242,6 +246,7 @@ def compose(given: Environment, options: Options, journal: Journal) -> Component
         earlier=earlier,
         recorder=recorder,
         accounts=accounts,
+        page=page,
         socket_owners=socket_owners,
         log=log,
         started_s=clock(),
@@ -269,6 +274,7 @@ def compose(given: Environment, options: Options, journal: Journal) -> Component
         deciding=deciding,
         publishing=publishing,
         accounts=accounts,
+        page=page,
         recorder=recorder,
         closing=closing,
         watchdog=given.watchdog,

@@ -108,6 +108,7 @@ class Loop:
             closing=self._components.closing,
         )
         try:
+            self._keep_page()
             self._notifier.ready(self._components.summary())
             names = ",".join(sorted(self._components.egress_trees.names))
             self._environment.log.info("daemon-ready", interfaces=names, socket=daemon.session_socket)
@@ -123,6 +124,7 @@ class Loop:
             for key, _ in self._selector.select(max(0.0, wake_s - self._clock())):
                 key.data()  # one whose session an earlier one of this round has ended does nothing
             self._active_policy.look()
+            self._keep_page()
             rate_watch.look()
             now_s = self._clock()
             events = self._events()
@@ -133,6 +135,10 @@ class Loop:
             if self._notifier.watchdog_s is not None and now_s - watchdog_s >= self._notifier.watchdog_s:
                 watchdog_s = now_s
                 self._notifier.watchdog()
+
+    def _keep_page(self) -> None:
+        latest = self._latest_snapshot
+        self._components.page.keep(self._active_policy.policy.page, snapshot=lambda: latest.last)
 
     def _events(self) -> Events:
         return Events(
@@ -204,4 +210,5 @@ class Loop:
             tick_s_max=self._tick_s_max,
         )
         self._components.accounts.book(snapshot)
+        self._components.page.record(snapshot)
         self._latest_snapshot.show(snapshot, now_s=now_s)

@@ -31,6 +31,7 @@ from broker.measure.probes import Probes
 from broker.measure.socket_owners import Shown, SocketOwner, SocketOwners, command_of
 from broker.measure.sockets import UdpWatch
 from broker.model.values import Alarm, Measurements
+from broker.page.page import Page
 from broker.policy.types import Policy
 from broker.process.log import Log
 from broker.process.watchdog_client import WatchdogClient
@@ -60,6 +61,7 @@ class SnapshotBuilder:
         earlier: Reclassifier | None,
         recorder: Recorder | None,
         accounts: Accounts,
+        page: Page,
         socket_owners: SocketOwners,
         log: Log,
         started_s: float,
@@ -72,7 +74,7 @@ class SnapshotBuilder:
         )
         self._flows, self._jobs, self._peer_link, self._probes = flows, jobs, peer_link, probes
         self._configurations, self._watchdog, self._earlier = configurations, watchdog, earlier
-        self._recorder, self._accounts, self._origins = recorder, accounts, socket_owners
+        self._recorder, self._accounts, self._page, self._origins = recorder, accounts, page, socket_owners
         self._host, self._started_s = socket.gethostname(), started_s
         self._known: Mapping[int, SocketOwner] = {}
         self._loads = HostLoads()
@@ -174,6 +176,7 @@ class SnapshotBuilder:
             *self._peer_link.alarms(),
             *self._probes.alarms(),
             *self._accounts.alarms(),
+            *self._page.alarms(),
             *(self._watchdog.alarms() if self._watchdog is not None else ()),
         )
 

@@ -64,6 +64,11 @@ class JobSample(Struct, frozen=True):
         """Which job it is."""
         return self.uid, self.job
 
+    @property
+    def sent_bytes(self) -> int:
+        """What it has sent: wire bytes where it has a leaf of its own, else payload."""
+        return self.delivered_bytes if self.leaf_sent_bytes is None else self.leaf_sent_bytes
+
 
 class FlowSample(Struct, frozen=True):
     """One connection, as its transport session reported it or as TCP_INFO shows it; the latest of each, every tick.

@@ -41,6 +41,8 @@ EVENTS: Final[Mapping[str, Event]] = {
     "recording-ended": Event("error", "The recording of decisions has stopped.", ("error",)),
     "usage-not-kept": Event("error", "What was carried cannot be written. It is tried again every minute.", ("error",)),
     "usage-file-replaced": Event("warning", "The file of what was carried was broken. A new one is begun.", ("file",)),
+    "page-ready": Event("info", "The status page and metrics are served over TCP.", ("listen",)),
+    "page-unavailable": Event("error", "The page cannot listen. It is tried again every 10 seconds.", ("error",)),
     # interfaces and their trees
     "interface-shaped": Event(
         "info", "Our queues are on an interface.", ("interface", "adopted", "prior", "operations")
