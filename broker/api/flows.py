@@ -8,7 +8,7 @@ what holds for its class           all others: the kernel gives them turns in it
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable
 from typing import Any
 
 from msgspec.structs import asdict
@@ -136,11 +136,15 @@ def _udp_flow(sock: UdpSocket, traffic_class: str, owner: SocketOwner, *, waits:
     )
 
 
-def program_list(snapshot: Snapshot, flows: Iterable[Flow]) -> list[Program]:
+def program_list(snapshot: Snapshot, flows: Collection[Flow]) -> list[Program]:
     """Who sends and receives, by what is known of the flows."""
     counted, uncounted = [], []
+    commands = {one.name: one.command for one in snapshot.sessions}
+    reporting = {flow.key.partition("/")[0] for flow in flows if isinstance(flow, ConnectionFlow)}
     for flow in flows:
         match flow:
+            case SocketFlow() if flow.protocol == "udp" and flow.session not in reporting:
+                uncounted.append((_registered(flow, commands.get(flow.session)), False))
             case TcpFlow():
                 counted.append(_row(flow, protocol="tcp"))
             case ConnectionFlow() if flow.pid is not None:
@@ -154,6 +158,15 @@ def program_list(snapshot: Snapshot, flows: Iterable[Flow]) -> list[Program]:
     return programs.busiest(counted, uncounted, class_bits_per_s=sent)
 
 
+def _registered(flow: SocketFlow, command: str | None) -> Program:
+    """A socket of a program that reports no connections."""
+    return Program(
+        pid=flow.pid, command=command, uid=flow.uid, traffic_class=flow.traffic_class, protocol=flow.protocol,
+        peer=None, port=_port(flow.local), connections=1, throughput_bits_per_s=None, received_bits_per_s=None,
+        rate_source="unknown",
+    )  # fmt: skip
+
+
 def _row(flow: TcpFlow | ConnectionFlow | UdpFlow, *, protocol: str) -> Program:
     return Program(
         pid=flow.pid,
@@ -162,12 +175,17 @@ def _row(flow: TcpFlow | ConnectionFlow | UdpFlow, *, protocol: str) -> Program:
         traffic_class=flow.traffic_class,
         protocol=protocol,
         peer=flow.peer,
-        port=int(flow.local.rpartition(":")[2]) if isinstance(flow, UdpFlow) and flow.peer is None else None,
+        port=_port(flow.local) if isinstance(flow, UdpFlow) and flow.peer is None else None,
         connections=1,
         throughput_bits_per_s=flow.throughput_bits_per_s,
         received_bits_per_s=flow.received_bits_per_s,
         rate_source="unknown" if isinstance(flow, UdpFlow) else "measured",
     )
+
+
+def _port(local: str) -> int | None:
+    port = local.rpartition(":")[2]
+    return int(port) if port.isdecimal() else None
 
 
 def _endpoint(address: tuple[str, int]) -> str:

@@ -14,7 +14,8 @@ from msgspec.structs import replace
 
 from broker.law.sharing.demand import SENDING_BITS_PER_S
 
-SHOWN_MAX = 20
+SHOWN_MAX = 100
+"""More than a tall terminal has lines; 20 KB of a document."""
 UNCOUNTED_PART, UNCOUNTED_BITS_PER_S = 0.1, 100_000
 """What a class sends beyond what is counted and has to be somebody's: counted are payloads, of a class every byte."""
 

@@ -20,6 +20,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "check": "broker.cli.changing.check_command:check",
     "status": "broker.cli.show.status_command:status",
     "why": "broker.cli.show.why_command:why",
+    "top": "broker.cli.show.top_command:top",
     "report": "broker.cli.show.report_command:report",
     "reload": "broker.cli.reload_command:reload",
     "confirm": "broker.cli.reload_command:confirm",

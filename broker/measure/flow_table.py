@@ -31,8 +31,8 @@ SAMPLES_PER_SESSION_MIN = 2
 CONNECTIONS_PER_SESSION_MAX = 1024
 SENDS_BYTES, SENDS_S = 3_000, 1.0
 """Two packets between two reports are traffic; a connection without any for a second is idle."""
-OTHERS_SHOWN_MAX = 16
-"""Connections of `other` that are shown: those with the most that waits."""
+OTHERS_SHOWN_MAX = 32
+"""Connections of `other` that are shown: those that have carried most since the last look, or have most that waits."""
 FORGET_S = 10.0
 """A connection without a report for so long is over; the decision treats it as stale long before."""
 
@@ -72,6 +72,7 @@ class FlowTable:
         self.tcp_whole = False
         """Whether the last look held all connections; False before the first."""
         self.tcp_shown: tuple[tuple[TcpConnection, str], ...] = ()
+        self._carried: dict[int, int] = {}
         self._numbers = 0
 
     def number(self) -> str:
@@ -126,10 +127,12 @@ class FlowTable:
         self._tcp = tuple((connection, matching.class_of(connection)) for connection in connections)
         self._sampled = None
         self.tcp_whole = len(self._tcp) >= self.tcp_count
+        before = self._carried
+        self._carried = {one.inode: one.acked_bytes + one.received_bytes for one, _ in self._tcp}
         others = heapq.nlargest(
             OTHERS_SHOWN_MAX,
             (entry for entry in self._tcp if entry[1] == "other"),
-            key=lambda entry: entry[0].waiting_bytes,
+            key=lambda entry: (self._carried[entry[0].inode] - before.get(entry[0].inode, 0), entry[0].waiting_bytes),
         )
         self.tcp_shown = (*(entry for entry in self._tcp if entry[1] != "other"), *others)
 

@@ -266,6 +266,10 @@ def test_of_other_only_the_busiest_connections_are_shown() -> None:
     crowd = [tcp(inode=number, waiting_bytes=number) for number in range(100)]
     table.see_tcp([*crowd, tcp(inode=500, classid=0xFFE00310)], matching=PortClasses(POLICY, CLASS_OF_PRIORITY))
     assert [connection.inode for connection, _ in table.tcp_shown] == [500, *range(99, 99 - OTHERS_SHOWN_MAX, -1)]
+    receives = [tcp(inode=number, received_bytes=1000 if number < 5 else 1) for number in range(100)]
+    table.see_tcp(receives, matching=PortClasses(POLICY, CLASS_OF_PRIORITY))
+    shown = [connection.inode for connection, _ in table.tcp_shown]
+    assert {*range(5)} <= set(shown[:5]), "those that carried most since the last look"
 
 
 @pytest.mark.parametrize(
