@@ -122,7 +122,7 @@ class _Limited:
         """By the keys of `limits`. The time is null before the loop has seen this cause."""
         limit, lasting = self._limits[key], self._snapshot.lasting.get(key)
         found: dict[str, Any] = {"limited_by": limit}
-        if lasting is not None and lasting.code == limit.code:
+        if lasting is not None and lasting.limit.code == limit.code:
             found["limited_for_s"] = round(lasting.for_s, 1)
             found["limited_since_s"] = round(self._snapshot.wall_s - lasting.for_s, 1)
             found["limited_part"] = round(lasting.part, 2)

@@ -16,6 +16,7 @@ from broker.law.sharing.promises import LENDER
 from broker.model.reasons import Reason
 from broker.model.values import InterfaceAllocation
 
+Key = tuple[object, ...]
 RETURNS_S = 10.0
 """Longer than a step of most training, and shorter than what a person calls a change."""
 
@@ -41,9 +42,9 @@ def link_figures(snapshot: Snapshot, entry: InterfaceAllocation) -> verdicts.Lin
     )
 
 
-def limits(snapshot: Snapshot) -> dict[tuple[object, ...], Reason]:
+def limits(snapshot: Snapshot) -> dict[Key, Reason]:
     """What limits each class, by (interface, class), and each job, by (interface, class, user, job)."""
-    found: dict[tuple[object, ...], Reason] = {}
+    found: dict[Key, Reason] = {}
     samples = {one.name: one for one in snapshot.measurements.interfaces}
     for entry in snapshot.decision.allocation.interfaces:
         link = link_figures(snapshot, entry)
@@ -72,18 +73,20 @@ class LimitHistory:
     """For one thread. Of each class and job it keeps the causes of the last `RETURNS_S` seconds, one of each code."""
 
     def __init__(self) -> None:
-        self._seen: dict[Hashable, dict[str, _Seen]] = {}
+        self._seen: dict[Key, dict[str, _Seen]] = {}
         self._last_s: float | None = None
 
-    def follow(self, found: Mapping[tuple[object, ...], Reason], *, now_s: float) -> Mapping[Hashable, Lasting]:
+    def follow(
+        self, found: Mapping[tuple[object, ...], Reason], *, now_s: float
+    ) -> Mapping[tuple[object, ...], Lasting]:
         """Take in what limits everybody now. Who is not there any more is forgotten.
 
         Returns:
             Of each how long its present cause has lasted.
         """
         passed_s = 0.0 if self._last_s is None else now_s - self._last_s
-        seen: dict[Hashable, dict[str, _Seen]] = {}
-        lasting: dict[Hashable, Lasting] = {}
+        seen: dict[Key, dict[str, _Seen]] = {}
+        lasting: dict[Key, Lasting] = {}
         for key, limit in found.items():
             causes = {code: one for code, one in self._seen.get(key, {}).items() if now_s - one.last_s <= RETURNS_S}
             cause = causes.setdefault(limit.code, _Seen(began_s=now_s, last_s=now_s))
@@ -92,6 +95,6 @@ class LimitHistory:
             cause.last_s = now_s
             seen[key] = causes
             for_s = now_s - cause.began_s
-            lasting[key] = Lasting(limit.code, for_s, min(1.0, cause.held_s / for_s) if for_s > 0 else 1.0)
+            lasting[key] = Lasting(limit, for_s, min(1.0, cause.held_s / for_s) if for_s > 0 else 1.0)
         self._seen, self._last_s = seen, now_s
         return lasting

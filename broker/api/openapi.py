@@ -6,9 +6,10 @@ from typing import Any
 
 import msgspec
 
-from broker.api.schema import Done, Error, Flows, Status, UsageReport
+from broker.api.schema import Done, Error, Flows, RecentLog, Status, UsageReport
 from broker.model.usage import GROUPS
 from broker.policy.types import TRIAL_S_MAX, TRIAL_S_MIN, Policy
+from broker.process.recent_events import LEVELS
 from hive_qos import __version__
 
 _TEXT = {"type": "string"}
@@ -23,9 +24,9 @@ _WHY = {
 
 def description() -> dict[str, Any]:
     """The whole of it. Objects may get more keys than stand here; none of these goes away within `schema` 1."""
-    shown = (Status, Flows, Policy, UsageReport, Done, Error)
+    shown = (Status, Flows, Policy, UsageReport, RecentLog, Done, Error)
     references, components = msgspec.json.schema_components(shown, ref_template="#/components/schemas/{name}")
-    status, flows, policy, usage, done, error = references
+    status, flows, policy, usage, log, done, error = references
 
     def answers(code_200: dict[str, Any], what: str, *refusals: str) -> dict[str, Any]:
         refused = {"application/json": {"schema": error}}
@@ -55,6 +56,15 @@ def description() -> dict[str, Any]:
             ("by", {"type": "array", "items": {"enum": list(GROUPS)}}),
         )
     ]
+    part = [
+        {"name": name, "in": "query", "required": False, "schema": kind}
+        for name, kind in (
+            ("after", {"type": "integer", "minimum": 0}),
+            ("since_s", {"type": "number"}),
+            ("level", {"enum": list(LEVELS)}),
+            ("limit", {"type": "integer", "minimum": 1}),
+        )
+    ]
     return {
         "openapi": "3.1.0",
         "info": {
@@ -67,6 +77,7 @@ def description() -> dict[str, Any]:
             "/v1/policy": get("the policy in force, as it was understood", policy),
             "/v1/flows": get("all flows that are known", flows),
             "/v1/usage": get("what was carried, lent, borrowed and repaid", usage, *span),
+            "/v1/log": get("the last events of the daemon's log", log, *part),
             "/v1/openapi.json": get("this description", {"type": "object"}),
             "/metrics": get("figures by class", _TEXT),
             "/v1/reload": post("read the configuration again; on trial where `confirm_s` is given", trial),

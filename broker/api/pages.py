@@ -29,8 +29,8 @@ _PAGES: Mapping[str, tuple[str, Callable[[Snapshot], Any]]] = {
     "/metrics": (PROMETHEUS, metrics),
 }
 """The pages that show a snapshot: of what kind they are, and what they are made from."""
-DESCRIPTION, USAGE = "/v1/openapi.json", "/v1/usage"
-PATHS = ("/v1/status", "/v1/policy", "/v1/flows", USAGE, DESCRIPTION, "/metrics")
+DESCRIPTION, USAGE, LOG = "/v1/openapi.json", "/v1/usage", "/v1/log"
+PATHS = ("/v1/status", "/v1/policy", "/v1/flows", USAGE, LOG, DESCRIPTION, "/metrics")
 
 
 class Pages:

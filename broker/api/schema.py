@@ -351,6 +351,26 @@ class UsageReport(Struct, frozen=True, kw_only=True):
     rows: list[UsageRow]
 
 
+class LogEvent(Struct, frozen=True, kw_only=True):
+    """One event of the daemon's log. `number` counts since the daemon began; `at_s` is seconds since 1970."""
+
+    number: int
+    at_s: float
+    level: Literal["debug", "info", "warning", "error"]
+    event: str
+    meaning: str
+    keys: Mapping[str, str | int | bool]
+
+
+class RecentLog(Struct, frozen=True, kw_only=True):
+    """The last events, the oldest first. The daemon began at `began_s`; `left_out` are kept and were not asked for."""
+
+    schema: Literal[1] = SCHEMA
+    began_s: float
+    events: list[LogEvent]
+    left_out: int
+
+
 class Done(Struct, frozen=True):
     """What a POST has done."""
 

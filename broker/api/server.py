@@ -18,13 +18,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from broker.api.bounded_server import REQUEST_TIMEOUT_S, BoundedServer, Timed
-from broker.api.pages import DESCRIPTION, JSON, PATHS, USAGE, Pages, encoded
+from broker.api.log import log_question, recent_log
+from broker.api.pages import DESCRIPTION, JSON, LOG, PATHS, USAGE, Pages, encoded
 from broker.api.requests import PolicyAnswer, PolicyRequest
 from broker.api.schema import Done, Error, UsageReport
 from broker.api.snapshot import Snapshot
 from broker.api.usage import UsageRows, usage_question
 from broker.process.closer_client import CloserClient
 from broker.process.locks import listen
+from broker.process.recent_events import RecentEvents
 from broker.process.rights import Authority, Peer, Right, peer_of
 from hive_qos import __version__
 from hive_qos.errors import HiveError
@@ -46,6 +48,7 @@ class HttpApi:
         authority: who may ask, now; it may change with the policy.
         ask: has the loop do something.
         usage: what was carried in some time, divided by some of `GROUPS`.
+        recent: the last events of the log.
         closing: gets the connections that are over.
     """
 
@@ -57,13 +60,14 @@ class HttpApi:
         authority: Callable[[], Authority],
         ask: Callable[[PolicyRequest], PolicyAnswer],
         usage: UsageRows,
+        recent: RecentEvents,
         closing: CloserClient,
     ) -> None:
         self._path = path
         rights = authority()
         listener = listen(path, kind=socket.SOCK_STREAM, mode=rights.socket_mode, group=rights.group)
         listener.setblocking(True)
-        self._server = _Server(listener, snapshot, authority, ask, usage, closing)
+        self._server = _Server(listener, snapshot, authority, ask, usage, recent, closing)
         self._thread = threading.Thread(target=self._server.serve, name="hive-broker-http", daemon=True)
         self._thread.start()
 
@@ -96,11 +100,12 @@ class _Server(BoundedServer[_Open]):
         authority: Callable[[], Authority],
         ask: Callable[[PolicyRequest], PolicyAnswer],
         usage: UsageRows,
+        recent: RecentEvents,
         closing: CloserClient,
     ) -> None:
         super().__init__(listener, _Handler, timeout_s=REQUEST_TIMEOUT_S)
         self.snapshot, self.authority, self._ask = snapshot, authority, ask
-        self.pages, self.usage, self.reporting = Pages(), usage, threading.Lock()
+        self.pages, self.usage, self.recent, self.reporting = Pages(), usage, recent, threading.Lock()
         self._closing = closing
 
     def waits(self) -> bool:
@@ -168,6 +173,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.do_PUT()
         elif path == USAGE:
             self._answer_usage()
+        elif path == LOG:
+            self._answer_log()
         elif path not in PATHS:
             self._refuse(404, f"known here: {', '.join(PATHS)}")
         elif path == DESCRIPTION:
@@ -226,6 +233,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         finally:
             self.server.reporting.release()
         self._answer(200, body, kind=JSON)
+
+    def _answer_log(self) -> None:
+        """The last events; they need no snapshot, so the log of a loop that hangs can be read."""
+        try:
+            wanted = log_question(self.path.partition("?")[2])
+        except ValueError as problem:
+            self._refuse(400, str(problem))
+            return
+        self._answer(200, encoded(recent_log(self.server.recent, wanted)), kind=JSON)
 
     def _allowed(self, wanted: Right) -> bool:
         right = self.server.right_of(self.request)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 
 from msgspec import Struct, field
 
@@ -13,6 +13,7 @@ from broker.measure.flow_table import PassedSocket
 from broker.measure.socket_owners import SocketOwner
 from broker.measure.tcp_diag import TcpConnection, UdpSocket
 from broker.model.leases import Hold, HoldOutcome, Lease
+from broker.model.reasons import Reason
 from broker.model.status_values import HostLoad, SegmentInfo, WatchdogInfo
 from broker.model.values import Alarm, JobKey, Measurements
 from broker.peers.peer_status import PeerStatus
@@ -69,7 +70,7 @@ NO_HOLDS = HoldsInfo()
 class Lasting(Struct, frozen=True):
     """How long what limits a class or job has done so, with pauses; `part` of that time it did."""
 
-    code: str
+    limit: Reason
     for_s: float
     part: float
 
@@ -101,5 +102,5 @@ class Snapshot(Struct, frozen=True):
     udp: tuple[tuple[UdpSocket, str, bool], ...] = ()
     figures: AveragesSnapshot = NOTHING_YET
     destinations: Mapping[str, tuple[DestinationReport, ...]] = field(default_factory=dict)
-    lasting: Mapping[Hashable, Lasting] = field(default_factory=dict)
+    lasting: Mapping[tuple[object, ...], Lasting] = field(default_factory=dict)
     wall_s: float = 0.0

@@ -51,8 +51,10 @@ def broker(
 
     from broker.daemon.config_store import ConfigStore, Source
     from broker.process.log import open_log
+    from broker.process.recent_events import RecentEvents
 
-    log = open_log(verbose=verbose)
+    recent = RecentEvents()
+    log = open_log(verbose=verbose, recent=recent)
     state = None if state_dir is None else str(state_dir.absolute())
     # A bad file with nothing good behind it is an error before anything heavy is imported or touched.
     configurations = ConfigStore(Source(read=lambda: read(config), parse=parse, state_dir=state), log=log)
@@ -84,6 +86,7 @@ def broker(
         kernel=RealKernel(),
         classifier=_classifier(),
         log=log,
+        recent=recent,
         watchdog=WatchdogClient(log=log),
         finder=SocketFinder(log=log),
         notifier=Notifier(),

@@ -21,6 +21,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "status": "broker.cli.show.status_command:status",
     "why": "broker.cli.show.why_command:why",
     "top": "broker.cli.show.top_command:top",
+    "log": "broker.cli.show.log_command:log",
     "report": "broker.cli.show.report_command:report",
     "reload": "broker.cli.reload_command:reload",
     "confirm": "broker.cli.reload_command:confirm",

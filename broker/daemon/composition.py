@@ -40,6 +40,7 @@ from broker.process import proc_fds
 from broker.process.closer_client import CloserClient
 from broker.process.log import Log
 from broker.process.notify import Notifier
+from broker.process.recent_events import RecentEvents
 from broker.process.socket_finder_client import SocketFinder
 from broker.process.watchdog_client import WatchdogClient
 from broker.sessions.burst_table import BurstTable
@@ -79,6 +80,7 @@ class Environment:
 
     Args:
         kernel: the kernel side; the daemon closes it.
+        recent: the last events of `log`, for readers.
         classifier: enforces rules on cgroups and users; None where this host cannot.
         mark: how a passed socket gets its class; another one where SO_PRIORITY is not allowed.
         watchdog: opens the ceilings when we die; None beside a kernel in memory.
@@ -91,6 +93,7 @@ class Environment:
     kernel: Kernel
     classifier: Classifier | None
     log: Log
+    recent: RecentEvents = field(default_factory=RecentEvents)
     mark: Callable[..., None] = mark_socket
     watchdog: WatchdogClient | None = None
     finder: SocketFinder | None = None

@@ -15,6 +15,7 @@ from broker.api.server import HttpApi
 from broker.client.mailbox import Wake
 from broker.daemon.active_policy import ActivePolicy
 from broker.daemon.composition import Components, Environment
+from broker.daemon.decision_events import DecisionEvents
 from broker.daemon.tick import TickResult
 from broker.daemon.tick_scheduler import IDLE_TICK_S, Due, Events, TickScheduler
 from broker.law.decision import is_active
@@ -48,6 +49,7 @@ class Loop:
         self._clock, self._notifier = given.clock, given.notifier
         self._links_changed = False
         self._made: TickResult | None = None
+        self._decisions = DecisionEvents(given.log)
         self._tick_s_max = 0.0
 
     def serve(self) -> None:
@@ -105,6 +107,7 @@ class Loop:
             authority=lambda: self._active_policy.authority,
             ask=self._requests.ask,
             usage=self._components.accounts.rows,
+            recent=self._environment.recent,
             closing=self._components.closing,
         )
         try:
@@ -211,4 +214,5 @@ class Loop:
         )
         self._components.accounts.book(snapshot)
         self._components.page.record(snapshot)
+        self._decisions.follow(snapshot, now_s=now_s)
         self._latest_snapshot.show(snapshot, now_s=now_s)

@@ -43,6 +43,16 @@ EVENTS: Final[Mapping[str, Event]] = {
     "usage-file-replaced": Event("warning", "The file of what was carried was broken. A new one is begun.", ("file",)),
     "page-ready": Event("info", "The status page and metrics are served over TCP.", ("listen",)),
     "page-unavailable": Event("error", "The page cannot listen. It is tried again every 10 seconds.", ("error",)),
+    "alarm-raised": Event("warning", "Something is wrong.", ("code", "subject", "text")),
+    "alarm-cleared": Event("info", "What was wrong is over.", ("code", "subject")),
+    "capacity-changed": Event(
+        "debug", "A link was found to carry less or more.", ("interface", "direction", "before", "rate", "reason")
+    ),
+    "limit-changed": Event(
+        "debug",
+        "Something else limits a class or job.",
+        ("interface", "traffic_class", "job", "uid", "limited_by", "before", "text"),
+    ),
     # interfaces and their trees
     "interface-shaped": Event(
         "info", "Our queues are on an interface.", ("interface", "adopted", "prior", "operations")

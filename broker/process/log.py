@@ -1,6 +1,7 @@
 """The daemon's log, through structlog: one line an event, `EVENT key=value …`, on standard error.
 
 The journal gets each line with its syslog priority; a terminal gets colours; a file or a pipe gets time and level.
+Each event is also kept for `hive-qos log` (`broker.process.recent_events`), debug events too.
 `broker.process.events` lists all events. Text from outside (names of jobs, clients, interfaces) is escaped, so that
 nobody can forge a line or send escape codes to a terminal.
 
@@ -22,6 +23,7 @@ from typing import Any, Final, Protocol, TextIO, cast
 import structlog
 
 from broker.model.token_bucket import TokenBucket
+from broker.process.recent_events import RecentEvents
 from hive_qos.text import printable
 
 PRIORITY: Final = {"error": 3, "warning": 4, "info": 6, "debug": 7}
@@ -53,12 +55,15 @@ class Log(Protocol):
         """Write that something does not work while the daemon goes on. `exc_info=True` adds the handled exception."""
 
 
-def open_log(*, verbose: bool = False) -> Log:
+def open_log(*, verbose: bool = False, recent: RecentEvents | None = None) -> Log:
     """Open the log of this process: for the journal where systemd connects standard error to it (JOURNAL_STREAM)."""
-    return make_log(sys.stderr, journal="JOURNAL_STREAM" in os.environ, verbose=verbose)
+    return make_log(sys.stderr, journal="JOURNAL_STREAM" in os.environ, verbose=verbose, recent=recent)
 
 
-def make_log(out: TextIO, *, journal: bool, verbose: bool = False, clock: Callable[[], float] = time.monotonic) -> Log:
+def make_log(
+    out: TextIO, *, journal: bool, verbose: bool = False, clock: Callable[[], float] = time.monotonic,
+    recent: RecentEvents | None = None,
+) -> Log:  # fmt: skip
     """Make a log that any thread may use.
 
     Args:
@@ -66,12 +71,15 @@ def make_log(out: TextIO, *, journal: bool, verbose: bool = False, clock: Callab
         journal: systemd's journal reads them; it has times of its own.
         verbose: write debug events, too.
         clock: monotonic seconds.
+        recent: keeps the last events, debug events too; None keeps none.
     """
     render: list[Any] = [structlog.processors.TimeStamper(fmt="iso", utc=True), _plain_line]
     if journal:
         render = [_journal_line]
     elif out.isatty():
         render[-1] = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    keep = [_keeper(recent, verbose=verbose)] if recent is not None else []
+    level = logging.DEBUG if verbose or recent is not None else logging.INFO
     log = structlog.wrap_logger(
         structlog.PrintLogger(out),
         processors=[
@@ -79,11 +87,25 @@ def make_log(out: TextIO, *, journal: bool, verbose: bool = False, clock: Callab
             LineLimit(clock=clock),
             structlog.processors.format_exc_info,
             _printable,
+            *keep,
             *render,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if verbose else logging.INFO),
+        wrapper_class=structlog.make_filtering_bound_logger(level),
     )
     return cast(Log, log.bind())
+
+
+def _keeper(recent: RecentEvents, *, verbose: bool) -> Callable[[object, str, _Entry], _Entry]:
+    """The processor that keeps each event, and lets debug events go no further where nobody asked for them."""
+
+    def keep(logger: object, method: str, entry: _Entry) -> _Entry:
+        keys = {name: value for name, value in entry.items() if name not in ("event", "level", "exception")}
+        recent.add(str(entry["level"]), str(entry["event"]), keys)
+        if entry["level"] == "debug" and not verbose:
+            raise structlog.DropEvent
+        return entry
+
+    return keep
 
 
 class LineLimit:

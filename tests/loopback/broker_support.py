@@ -22,6 +22,7 @@ from broker.daemon.daemon import Daemon
 from broker.policy.toml import load
 from broker.process.log import open_log
 from broker.process.notify import Notifier
+from broker.process.recent_events import RecentEvents
 from hive_qos.errors import BrokerUnavailableError
 from shaping.testing import FakeClassifier, FakeKernel
 
@@ -85,11 +86,14 @@ class Running:
 
         path = self.folder / "broker.toml"
         source = Source(read=lambda: read_file(path), parse=load, state_dir=str(self.folder / "state"))
-        options = Options(ConfigStore(source, log=open_log()))
+        recent = RecentEvents()
+        log = open_log(recent=recent)
+        options = Options(ConfigStore(source, log=log))
         given = Environment(
             kernel=self.kernel,
             classifier=FakeClassifier(),
-            log=open_log(),
+            log=log,
+            recent=recent,
             mark=self.mark or mark,
             notifier=self.notifier or Notifier({}),
         )

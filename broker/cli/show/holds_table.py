@@ -13,8 +13,8 @@ from hive_qos.text import printable
 
 SHOWN_MAX = 20
 """Of each kind: what fits on a screen. `--json` has all."""
-RATES_FIRST, PEERS_FIRST = (1, 2, 0), (1, 0)
-"""Of their cells, where room is short: most and granted, then the class; the address, then the round trip."""
+RATES_FIRST = (1, 2, 0)
+"""Of their cells, where room is short: most and granted, then the class."""
 PEER_WIDTH = 46
 """Of address and state beside name and round trip; a longer state has lines of its own."""
 
@@ -48,7 +48,7 @@ def _rates(entries: list[Mapping[str, Any]], title: str, who: str, shown_max: in
 
 def _peers(peers: list[Mapping[str, Any]], shown_max: int) -> list[RenderableType]:
     """Name, round trip, address and state; the state of one that cannot be reached is a sentence."""
-    parts: list[RenderableType] = [Row("other brokers", (f"{'round trip':>{COLUMN}}", "  address"), PEERS_FIRST)]
+    parts: list[RenderableType] = [Row("other brokers", (f"{'round trip':>{COLUMN}}",), (0,), "address")]
     for peer in peers[:shown_max]:
         rtt_s = peer.get("rtt_s")
         rtt = f"{1000 * rtt_s:.1f} ms" if isinstance(rtt_s, (int, float)) else "-"
@@ -56,8 +56,8 @@ def _peers(peers: list[Mapping[str, Any]], shown_max: int) -> list[RenderableTyp
         state = printable(str(peer.get("state", "?")), length_max=NOTE_LENGTH_MAX)
         name = printable(str(peer["peer"])) if peer.get("peer") else "not known yet"
         fits = len(address) + len(state) <= PEER_WIDTH
-        where = f"  {address}: {state}" if fits else f"  {address}"
-        parts.append(Row(name, (f"{rtt:>{COLUMN}}", where), PEERS_FIRST, style="bold"))
+        where = f"{address}: {state}" if fits else address
+        parts.append(Row(name, (f"{rtt:>{COLUMN}}",), (0,), where, style="bold"))
         if not fits:
             parts.append(note(state))
     return [*parts, *_more(peers, shown_max)]

@@ -10,8 +10,8 @@ from rich.text import Text
 
 from broker.cli.show.screen import COLUMN, Row, count, items, name_of, rate
 
-FIRST = (1, 2, 0, 3)
-"""Of a program's cells, where room is short: sends, receives, class, peer."""
+FIRST = (1, 2, 0)
+"""Of a program's cells, where room is short: sends, receives, class."""
 CLASS = 8
 """Width of the class' column: the longest name is "compute"."""
 UNKNOWN = "unknown: the kernel counts no bytes of a UDP socket that is not registered with the broker"
@@ -24,7 +24,7 @@ def program_rows(document: Mapping[str, Any], *, shown_max: int) -> list[Rendera
         return []
     parts: list[RenderableType] = [
         Text(""),
-        Row("program", (f"{'class':<{CLASS}}", f"{'sends':>{COLUMN}}", f"{'receives':>{COLUMN}}", "  peer"), FIRST),
+        Row("program", (f"{'class':<{CLASS}}", f"{'sends':>{COLUMN}}", f"{'receives':>{COLUMN}}"), FIRST, "peer"),
         *map(_program, programs[:shown_max]),
     ]
     total, connections = document.get("programs_total"), document.get("tcp_connections")
@@ -68,7 +68,8 @@ def _program(row: Mapping[str, Any]) -> RenderableType:
     of = name_of(row.get("class"))
     return Row(
         who(row),
-        (f"{of:<{CLASS}}", f"{sends(row):>{COLUMN}}", f"{receives(row):>{COLUMN}}", f"  {peer(row)}"),
+        (f"{of:<{CLASS}}", f"{sends(row):>{COLUMN}}", f"{receives(row):>{COLUMN}}"),
         FIRST,
+        peer(row),
         style="bold",
     )

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 import sys
 import time
 import urllib.parse
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from broker.cli.options import SocketOption
+from broker.cli.options import SocketOption, seconds_of
 from broker.model.usage import GROUPS, HOUR_S, Usage, keys_of
 
 FIGURES = Usage.__struct_fields__
-_UNITS = {"min": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-_FORMS = 'write a time such as "2026-11-01" or "2026-11-01T08:00", or how long ago, such as "24h" or "7d"'
 
 
 def report(
@@ -44,10 +41,7 @@ def report(
       hive-qos report --since 7d --by day,class
       hive-qos report --since 2026-11-01 --until 2026-12-01 --by user,job --csv > november.csv
     """
-    now = datetime.now().astimezone()
-    since_s, until_s = (
-        _time(text, now=now, option=option) for text, option in ((since, "--since"), (until, "--until"))
-    )
+    since_s, until_s = (_hour(text, option=option) for text, option in ((since, "--since"), (until, "--until")))
     if since_s >= until_s:
         raise typer.BadParameter("ends before it begins", param_hint="--until")
     groups = tuple(part.strip() for part in by.split(",") if part.strip())
@@ -59,11 +53,10 @@ def report(
     elif as_csv:
         _print_csv(document["rows"], groups)
     else:
-        from rich.console import Console
-
         from broker.cli.show.report_table import render
+        from broker.cli.show.screen import Output
 
-        Console(highlight=False).print(render(document, groups))
+        Output().print(render(document, groups))
 
 
 def _document(
@@ -87,24 +80,9 @@ def _document(
     return answered
 
 
-def _time(text: str, *, now: datetime, option: str) -> float:
-    """Seconds since 1970 of "now", of a local time, or of how long ago; the hour that it lies in counts.
-
-    Raises:
-        BadParameter: of none of these forms.
-    """
-    if text == "now":
-        return time.time()
-    ago = re.fullmatch(r"([0-9.]+)\s*(min|h|d|w)", text.strip())
-    try:
-        if ago is not None:
-            found = now - timedelta(**{_UNITS[ago[2]]: float(ago[1])})
-        else:
-            found = datetime.fromisoformat(text)
-            found = found if found.tzinfo is not None else found.astimezone()
-    except (ValueError, OverflowError):
-        raise typer.BadParameter(f"{text!r}: {_FORMS}", param_hint=option) from None
-    return found.timestamp() // HOUR_S * HOUR_S
+def _hour(text: str, *, option: str) -> float:
+    """Seconds since 1970: now, or the beginning of the hour that a time lies in."""
+    return time.time() if text == "now" else seconds_of(text, option=option) // HOUR_S * HOUR_S
 
 
 def _print_csv(rows: Sequence[dict[str, Any]], by: Sequence[str]) -> None:

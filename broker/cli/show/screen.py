@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
@@ -20,10 +20,27 @@ NAME, COLUMN = 18, 12
 """Of the name, and of each figure: a space and "38.8 Mbit/s". Five figures and a name are 78 columns."""
 NAME_NARROW = 16
 """With two figures 40 columns."""
+TAIL_MIN = 10
+"""Columns for two spaces and a beginning of an address."""
 NOTE_LENGTH_MAX = 500
 """Longer than every reason of ours, and six lines at most of a text that somebody else chose."""
 _SPANS = ((86_400.0, "days"), (3_600.0, "h"), (60.0, "min"))
 """From two of a unit on a time is told in it: "90 s", and then "2 min"."""
+
+
+class Output(Console):
+    """Standard output for people. Who closes a pipe has read enough: `guarded` ends the command in silence."""
+
+    def __init__(self) -> None:
+        super().__init__(highlight=False)
+
+    def on_broken_pipe(self) -> None:
+        """Let the caller know; rich would exit as if something were wrong.
+
+        Raises:
+            BrokenPipeError: always.
+        """
+        raise BrokenPipeError
 
 
 @dataclass(frozen=True)
@@ -31,21 +48,24 @@ class Row:
     """A name and what stands beside it; a name that is longer than its column has a line of its own.
 
     Args:
-        cells: as wide as their columns; the last may be longer.
-        first: the cells that matter most, by their number; those that it lacks go first where room is short.
+        cells: as wide as their columns.
+        first: the cells that matter most, by their number; the last of these go first where room is short.
+        tail: of any length: where it does not fit beside the cells it has a line of its own, and none beside few cells.
         style: of the name.
+        one_line: shorten what is too long, for a list that is as long as the terminal.
     """
 
     name: str
     cells: Sequence[str]
     first: Sequence[int]
+    tail: str = ""
     style: str = ""
+    one_line: bool = False
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Lay it out for the width that there is."""
-        room, width = options.max_width, NAME
-        if NAME + sum(map(cell_len, self.cells)) > room:
-            width = NAME_NARROW
+        room = options.max_width
+        width = NAME if NAME + sum(map(cell_len, self.cells)) <= room else NAME_NARROW
         shown: set[int] = set()
         left = room - width
         for number in self.first:
@@ -54,17 +74,30 @@ class Row:
             shown.add(number)
             left -= cell_len(self.cells[number])
         row = "".join(cell for number, cell in enumerate(self.cells) if number in shown)
+        if self.one_line:
+            whole = Text.assemble((set_cell_size(_short(self.name, width - 1), width), self.style), row)
+            yield whole + Text(f"  {_short(self.tail, left - 2)}") if self.tail and left > TAIL_MIN else whole
+            return
+        beside = self.tail and cell_len(self.tail) + 2 <= left
+        if beside:
+            row += f"  {self.tail}"
         if cell_len(self.name) <= width:
             yield Text.assemble((self.name + " " * (width - cell_len(self.name)), self.style), row)
         else:
             yield Text(self.name, style=self.style)
             yield Text(" " * width + row)
+        if self.tail and not beside and len(shown) == len(self.cells):
+            yield Note(self.tail)
+
+
+def _short(text: str, width: int) -> str:
+    return text if cell_len(text) <= width else set_cell_size(text, width - 1) + "…"
 
 
 def line(name: str, *figures: str, style: str = "", first: Sequence[int] | None = None) -> Row:
     """A name and its figures, right-aligned. `first` as of `Row`; the default is from left to right."""
     cells = [f"{figure:>{COLUMN}}" for figure in figures]
-    return Row(name, cells, range(len(cells)) if first is None else first, style)
+    return Row(name, cells, range(len(cells)) if first is None else first, style=style)
 
 
 @dataclass(frozen=True)

@@ -60,11 +60,10 @@ def _print_json(path: str | None, *, watch: bool) -> None:
 
 
 def _show(path: str | None, *, watched: bool) -> None:
-    from rich.console import Console
-
+    from broker.cli.show.screen import Output
     from broker.cli.show.status_table import fitted
 
-    console = Console(highlight=False)
+    console = Output()
 
     def ask() -> dict[str, Any]:
         return client.status(path)

@@ -45,12 +45,11 @@ def top(
       hive-qos top --once -n 5
       hive-qos top --json | jq '.programs[] | {command, pid, throughput_bits_per_s}'
     """
-    from rich.console import Console
-
     from broker.cli.show.live import Latest, watch
+    from broker.cli.show.screen import Output
     from broker.cli.show.top_table import View, render, rows_of
 
-    console = Console(highlight=False)
+    console = Output()
     view = View(connections, sort.value, limit)
 
     def ask() -> dict[str, Any]:

@@ -22,14 +22,14 @@ SORTS: Mapping[str, tuple[str, ...]] = {
     "receives": ("received_bits_per_s",),
 }
 """What each order adds up, the largest first."""
-FIRST = (1, 2, 0, 4, 3)
-"""Of a row's cells, where room is short: sends, receives, class, peer, then what limits or the round trip."""
+FIRST = (1, 2, 0, 3)
+"""Of a row's cells, where room is short: sends, receives, class, then what limits or the round trip."""
 LIMIT = 11
 """Width of what limits ("processor") and of a round trip."""
 SHOWN = 20
 """Rows in a pipe, where nobody says how many."""
-FRAME = 4
-"""Lines around the rows: two of a head, one of a foot, and the prompt."""
+FRAME = 5
+"""Lines around the rows: two of a head, two of a foot, and the prompt."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,8 @@ def _connection(row: Mapping[str, Any], limits: Mapping[tuple[object, object], s
 
 
 def _row(name: str, of: str, sent: str, received: str, fourth: str, far: str, *, style: str = "bold") -> Row:
-    cells = f"{of:<{CLASS}}", f"{sent:>{COLUMN}}", f"{received:>{COLUMN}}", f"{fourth:>{LIMIT}}", f"  {far}"
-    return Row(name, cells, FIRST, style)
+    cells = f"{of:<{CLASS}}", f"{sent:>{COLUMN}}", f"{received:>{COLUMN}}", f"{fourth:>{LIMIT}}"
+    return Row(name, cells, FIRST, far, style, one_line=True)
 
 
 def _limits(document: Mapping[str, Any]) -> dict[tuple[object, object], str]:

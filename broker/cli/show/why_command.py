@@ -42,11 +42,9 @@ def why(
 
         sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
         return
-    from rich.console import Console
+    from broker.cli.show.screen import Note, Output, note
 
-    from broker.cli.show.screen import Note, note
-
-    console = Console(highlight=False)
+    console = Output()
     if not found:
         console.print(f"{printable(subject.name)} is connected and has registered nothing to send yet.", markup=False)
     for place, one in enumerate(found):

@@ -19,6 +19,7 @@ from broker.api import server
 from broker.policy.toml import load
 from broker.process.closer_client import CloserClient
 from broker.process.log import open_log
+from broker.process.recent_events import RecentEvents
 from broker.process.rights import Authority, Right
 
 
@@ -114,6 +115,7 @@ def test_what_needs_no_snapshot_does_not_ask_the_loop(tmp_path: Path) -> None:
         authority=lambda: rights,
         ask=lambda _: pytest.fail("nothing is to be done"),
         usage=lambda **_: pytest.fail("no report is asked for"),
+        recent=RecentEvents(),
         closing=closing,
     )
     try:

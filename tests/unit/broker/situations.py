@@ -126,8 +126,8 @@ def sharing() -> Snapshot:
         ),
         load=HostLoad(processors_used=0.99),
         lasting={
-            ("eth0", "compute", 1000, "llm"): Lasting("link", 192.0, 0.95),
-            ("eth0", "storage"): Lasting("burst", 192.0, 0.41),
+            ("eth0", "compute", 1000, "llm"): Lasting(Reason("link", ""), 192.0, 0.95),
+            ("eth0", "storage"): Lasting(Reason("burst", ""), 192.0, 0.41),
         },
     )  # fmt: skip
 

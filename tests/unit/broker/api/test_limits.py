@@ -12,7 +12,7 @@ KEY = ("eth0", "storage")
 
 def follow(history: LimitHistory, code: str, now_s: float) -> tuple[float, float]:
     lasting = history.follow({KEY: Reason(code, "")}, now_s=now_s)[KEY]
-    assert lasting.code == code
+    assert lasting.limit.code == code
     return lasting.for_s, lasting.part
 
 

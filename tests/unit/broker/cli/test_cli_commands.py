@@ -13,7 +13,7 @@ HEAVY = (
     "torch", "numpy", "cryptography", "aioquic", "pyroute2", "structlog", "psutil",
     "broker.daemon", "broker.law", "broker.api", "shaping", "broker.cli.doctor_command", "broker.cli.ca",
 )  # fmt: skip
-LIGHT = ("status", "why")
+LIGHT = ("status", "why", "top", "log")
 
 
 @pytest.mark.parametrize("command", LIGHT)

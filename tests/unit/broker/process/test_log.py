@@ -7,6 +7,7 @@ import io
 import pytest
 
 from broker.process.log import KINDS_MAX, LINES_AT_ONCE, LINES_PER_S, TEXT_MAX, LineLimit, Log, make_log
+from broker.process.recent_events import RecentEvents
 
 
 class Terminal(io.StringIO):
@@ -51,6 +52,21 @@ def test_debug_is_for_who_wants_it() -> None:
         lines, out = log(verbose=verbose)
         lines.debug("peer-message-unknown")
         assert out.getvalue().count("\n") == lines_said
+
+
+def test_debug_is_kept_for_readers_where_the_journal_does_not_get_it() -> None:
+    out, recent = io.StringIO(), RecentEvents()
+    lines = make_log(out, journal=True, recent=recent)
+    lines.debug("limit-changed", interface="eth0", job="a\x1b[31m", uid=None)
+    lines.info("daemon-ready")
+    assert out.getvalue() == "<6>daemon-ready\n"
+    limit, ready = recent.after()
+    assert (limit.level, limit.event, limit.keys) == (
+        "debug",
+        "limit-changed",
+        {"interface": "eth0", "job": "a\\x1b[31m"},
+    )
+    assert (ready.level, ready.event, ready.keys) == ("info", "daemon-ready", {})
 
 
 @pytest.mark.parametrize("journal", [True, False])
