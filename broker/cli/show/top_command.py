@@ -35,8 +35,8 @@ def top(
 ) -> None:
     """Show programs and connections by what they send and receive now.
 
-    On a terminal it repeats every second: q ends it, s, r and b sort by sends, receives or both, and c switches
-    between programs and connections. Of more than 500 TCP connections the broker follows the largest.
+    On a terminal it repeats every second, and q ends it. The keys s, r and b sort by sends, receives or both. The key c
+    switches between programs and connections. Of more than 500 TCP connections the broker follows the largest.
 
     \b
     Examples:
