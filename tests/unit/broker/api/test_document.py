@@ -345,7 +345,7 @@ def test_the_load_of_the_host_is_shown_and_what_is_not_known_is_null() -> None:
     assert unknown == {"processors_used": None, "memory_available_bytes": None, "daemon_memory_bytes": None}
     known = replace(snapshot(), load=HostLoad(0.25, 8 * 10**9, 42_000_000))
     assert status(known)["load"]["daemon_memory_bytes"] == 42_000_000
-    assert b"hive_qos_host_processors_used 0.25" in metrics(known)
+    assert b"hive_qos_host_processors_used_ratio 0.25" in metrics(known)
     assert b"hive_qos_memory_bytes 4.2e+07" in metrics(known)
     assert b"hive_qos_memory_bytes" not in metrics(snapshot())
 
@@ -354,7 +354,7 @@ def test_metrics_carry_rates_and_counters_of_every_class() -> None:
     text = metrics(snapshot(alarms=(Alarm("tree-lost", "eth0", "gone"),))).decode()
     for name in ("control", "compute", "storage", "other"):
         assert f'hive_qos_class_sent_bytes_total{{class="{name}",interface="eth0"}} 1000.0' in text
-        assert f'hive_qos_class_ceil_bits_per_s{{class="{name}",interface="eth0"}}' in text
+        assert f'hive_qos_class_ceil_bytes_per_second{{class="{name}",interface="eth0"}}' in text
     assert 'hive_qos_alarm{code="tree-lost",subject="eth0"} 1.0' in text
 
 
