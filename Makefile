@@ -75,7 +75,7 @@ coverage: setup ## Lines that unit and loopback tests reach, in out/coverage; CO
 	@bash tools/coverage.sh $(BIN)/python $(COVERAGE)
 
 ##@ At night
-.PHONY: nightly test-native test-torch fuzz sanitize sanitize-address sanitize-thread sanitize-faults test-pythons test-kernels audit
+.PHONY: nightly test-native test-torch fuzz sanitize sanitize-address sanitize-thread sanitize-faults test-pythons test-kernels test-page audit
 nightly: setup ## All below, a short benchmark, unstable tests, in hours; NIGHTLY="fuzz bench" for less
 	@$(BIN)/python -m tools.nightly $(NIGHTLY)
 
@@ -102,6 +102,9 @@ test-pythons: setup wheel ## Install, tests and a recording on other Pythons: PY
 
 test-kernels: setup ## What touches the kernel, on Debian's kernels in qemu, as root: KERNELS="bookworm trixie"
 	@bash tools/kernels.sh $(BIN)/python $(KERNELS)
+
+test-page: setup ## The status page in headless Chromium, metrics and alert rules by promtool, as root
+	@bash tools/page.sh $(BIN)/python
 
 audit: ## Vulnerabilities, licences and sources of dependencies; needs the network
 	@bash tools/audit.sh "$(PYTHON)"

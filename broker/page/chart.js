@@ -9,9 +9,9 @@ export function rate(bits) {
   if (bits === null || bits === undefined) return "–";
   if (bits <= 0) return "0";
   for (const [size, unit] of [[1e12, "Tbit/s"], [1e9, "Gbit/s"], [1e6, "Mbit/s"], [1e3, "kbit/s"]]) {
-    if (bits >= size * 0.9995) return `${Number((bits / size).toPrecision(3))} ${unit}`;
+    if (bits >= size * 0.9995) return `${Number((bits / size).toPrecision(3))}\u00a0${unit}`;
   }
-  return `${Math.round(bits)} bit/s`;
+  return `${Math.round(bits)}\u00a0bit/s`;
 }
 
 export function svg(name, attributes = {}, text = null) {
@@ -49,7 +49,21 @@ function stepsUpTo(most) {
   return found;
 }
 
-// A chart in its own element: `draw` shows new figures. Of `layers` each has `name` and `values`, the oldest first.
+function span(seconds) {
+  if (seconds % 60) return `${seconds} s`;
+  return seconds % 3600 ? `${seconds / 60} min` : `${seconds / 3600} h`;
+}
+
+// Only as far back as something was recorded, in a few fixed widths: a fresh history is not a sliver at the edge.
+const WIDTHS = { 1: [120, 600], 60: [120, 1440] };
+
+export function widthOf(capacity, stepS) {
+  const first = capacity.findIndex((one) => one !== null), known = first < 0 ? 0 : capacity.length - first;
+  return WIDTHS[stepS].find((one) => one >= known) ?? capacity.length;
+}
+
+// A chart in its own element: `draw` shows new figures. Of `layers` each has `name`, its
+// class or "total", `label` where it is shown otherwise, and `values`, the oldest first.
 export class Chart {
   constructor(title) {
     this.title = title;
@@ -97,27 +111,26 @@ export class Chart {
     this.picture.replaceChildren(...parts, this.cursor);
     this.picture.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
     this.picture.setAttribute("height", HEIGHT);
-    const now = layers.map((one) => `${one.name} ${rate(one.values[count - 1])}`).join(", ");
+    const now = layers.map((one) => `${one.label ?? one.name} ${rate(one.values[count - 1])}`).join(", ");
     this.picture.setAttribute("aria-label", `${this.title}. Now: ${now}. Arrow keys read earlier figures.`);
     this.point(this.at, false);
   }
 
   times() {
-    const { stepS } = this.shown, day = stepS > 1, parts = [];
-    const every = day ? 6 * 60 : 120, last = this.count - 1, first = this.width < NARROW ? 2 : 1;
-    for (let back = 0, number = 0; back <= last; back += every, number += 1) {
-      if (number % first) continue;
-      const ago = back ? (day ? `${back / 60} h ago` : `${back / 60} min ago`) : "now";
-      const anchor = back === 0 ? "end" : back + every > last && back > last * 0.95 ? "start" : "middle";
-      parts.push(svg("text", { x: this.x(last - back), y: HEIGHT - 5, "text-anchor": anchor }, ago));
+    const last = this.count - 1, every = this.count / (this.width < NARROW ? 2 : 4), parts = [];
+    for (let back = 0; back <= this.count; back += every) {
+      const ago = back ? `${span(back * this.shown.stepS)} ago` : "now";
+      const anchor = back === 0 ? "end" : back === this.count ? "start" : "middle";
+      parts.push(svg("text", { x: this.x(Math.max(0, last - back)), y: HEIGHT - 5, "text-anchor": anchor }, ago));
     }
     return parts;
   }
 
   areas(layers, count) {
     const parts = [], below = new Array(count).fill(0), labels = [];
-    for (const { name, values } of layers) {
-      const known = (at) => values[at] !== null && values[at] !== undefined;
+    for (const { name, label, values } of layers) {
+      const thick = (at) => (values[at] ?? 0) > 0;
+      const known = (at) => thick(at) || (values[at] === 0 && (thick(at - 1) || thick(at + 1)));
       const top = below.map((sum, at) => sum + (values[at] ?? 0));
       for (let at = 0; at < count; at += 1) {
         if (!known(at)) continue;
@@ -133,7 +146,7 @@ export class Chart {
         parts.push(svg("path", { d: edge, class: `edge ${name}` }));
       }
       const height = this.y(below[count - 1]) - this.y(top[count - 1]);
-      if (height >= 3) labels.push({ name, y: (this.y(below[count - 1]) + this.y(top[count - 1])) / 2 + 4 });
+      if (height >= 3) labels.push({ name: label ?? name, y: (this.y(below[count - 1]) + this.y(top[count - 1])) / 2 + 4 });
       top.forEach((sum, at) => { below[at] = sum; });
     }
     if (this.right > 10) {
@@ -158,10 +171,11 @@ export class Chart {
       if (value !== null) path += `${pen ? "L" : "M"}${this.x(at).toFixed(1)} ${this.y(value).toFixed(1)}`;
       pen = value !== null;
     });
-    const now = values.at(-1) ?? room;
+    const now = values.at(-1) ?? room, first = values.findIndex((one) => one !== null), late = first > values.length / 2;
+    const at = late ? { x: this.x(values.length - 1), "text-anchor": "end" } : { x: this.x(first) + 4 };
     return [
       svg("path", { d: path, class: "cap" }),
-      svg("text", { x: LEFT + 6, y: this.y(now) - 5, class: "capacity" }, `link: ${rate(now)}`),
+      svg("text", { ...at, y: this.y(now) - 5, class: "capacity" }, `link: ${rate(now)}`),
     ];
   }
 
@@ -179,7 +193,7 @@ export class Chart {
 
   when(at) {
     const { stepS, endedS } = this.shown, back = this.count - 1 - at;
-    if (stepS === 1) return back ? `${back} s ago` : "now";
+    if (stepS === 1) return back ? (back < 60 ? `${back} s ago` : `${Math.floor(back / 60)} min ${back % 60} s ago`) : "now";
     const time = new Date(Date.now() - 1000 * (endedS + (back - 1) * stepS + stepS));
     return time.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
   }
@@ -187,7 +201,7 @@ export class Chart {
   line(at) {
     const { layers, capacity } = this.shown;
     if (capacity[at] === null) return "not recorded";
-    return [...layers.map((one) => `${one.name} ${rate(one.values[at])}`), `link ${rate(capacity[at])}`].join(", ");
+    return [...layers.map((one) => `${one.label ?? one.name} ${rate(one.values[at])}`), `link ${rate(capacity[at])}`].join(", ");
   }
 }
 

@@ -1,6 +1,6 @@
 // Asks the broker once a second and shows what it says. Everything from outside is put in as text, never as markup.
 
-import { Chart, patterns, rate, spark, svg } from "./chart.js";
+import { Chart, patterns, rate, spark, svg, widthOf } from "./chart.js";
 
 const SIZES = { 1: 600, 60: 1440 };
 const EVERY_MS = 1000, TIMEOUT_MS = 4000, STALE_MS = 4000;
@@ -92,15 +92,15 @@ function cell(title, text, className = "rate") {
 function classTable(link) {
   const rows = link.classes.map((one) => {
     const outbound = one.promise !== undefined;
-    const promise = outbound ? one.promise : { code: "", text: "" };
+    const idle = outbound && one.limited_by.code === "idle", promise = outbound && !idle ? one.promise : { code: "", text: "" };
     return make("tr", {},
       make("th", { scope: "row" }, swatch(one.name), one.name),
-      cell("sends", rate(one.throughput_bits_per_s)),
-      make("td", {}, bar(one, link.capacity_bits_per_s)),
-      cell("may send", rate(one.usable_bits_per_s ?? one.ceil_bits_per_s)),
+      cell(outbound ? "sends" : "arrives", rate(one.throughput_bits_per_s)),
+      make("td", { className: "meter" }, bar(one, link.capacity_bits_per_s)),
+      cell(outbound ? "may send" : "may arrive", rate(one.usable_bits_per_s ?? one.ceil_bits_per_s)),
       cell("guaranteed", rate(one.guarantee_bits_per_s)),
       outbound
-        ? make("td", { className: "why" }, make("span", { className: promise.code, text: PROMISES[promise.code] ?? promise.code }),
+        ? make("td", { className: "why promise" }, make("span", { className: promise.code, text: PROMISES[promise.code] ?? promise.code }),
           make("span", { className: "soft", text: promise.text.replace(/^promise (kept|missed): /, "") }))
         : null,
       outbound ? why(one.limited_by, one.lending, one.limited_by.text === one.held ? "" : one.held) : make("td", { className: "why", text: one.reason.text }));
@@ -133,7 +133,7 @@ function figuresTable(chart, key) {
       rows.push(make("tr", {}, make("th", { scope: "row", text: chart.when(at) }),
         ...[...layers.map((one) => one.values[at]), capacity[at]].map((bits) => make("td", { className: "rate", text: rate(bits) }))));
     }
-    const heads = ["When", ...layers.map((one) => one.name), "link"].map((text, at) =>
+    const heads = ["When", ...layers.map((one) => one.label ?? one.name), "link"].map((text, at) =>
       make("th", { scope: "col", text, className: at ? "rate" : "" }));
     made.querySelector(".scroll")?.remove();
     made.append(make("div", { className: "scroll" }, make("table", {}, make("caption", { text: chart.title }),
@@ -161,7 +161,7 @@ function linkCard(link) {
   const source = { configured: "as configured", link: "the driver's rate", fallback: "a guess", measured: "measured" }[link.capacity_source] ?? link.capacity_source;
   kept.head.replaceChildren(
     make("h2", { text: `${link.name} ${way} ` }, make("small", { text: `${rate(link.capacity_bits_per_s)}, ${source}` })),
-    make("p", { className: "soft", text: link.direction === "egress" && !link.shaped ? "not shaped now" : link.capacity_reason.text }));
+    make("p", { className: "soft", text: link.direction === "egress" && !link.shaped ? "not shaped now" : link.capacity_reason.text.replace(/^[\d.]+ \w+\/s: /, "") }));
   const reading = document.getSelection()?.isCollapsed === false && kept.now.contains(document.getSelection().anchorNode);
   if (!reading) kept.now.replaceChildren(...[classTable(link), lends(link)].filter((one) => one !== null));
   return kept;
@@ -169,15 +169,21 @@ function linkCard(link) {
 
 function drawLink(link) {
   const kept = state.charts.get(`${link.name} ${link.direction}`), about = { interface: link.name, direction: link.direction };
-  let layers = CLASSES.map((name) => ({ name, values: history({ ...about, kind: "class", traffic_class: name }) }));
+  const whole = history({ ...about, kind: "capacity" }), width = widthOf(whole, state.stepS), capacity = whole.slice(-width);
+  const rates = (what) => history({ ...about, ...what }).slice(-width);
+  let layers = CLASSES.map((name) => ({ name, values: rates({ kind: "class", traffic_class: name }) }));
   if (link.direction === "ingress") {
     layers = layers.filter((one) => one.values.some((value) => value !== null));
-    const total = history({ ...about, kind: "total" });
-    const rest = total.map((value, at) => value === null ? null
-      : Math.max(0, value - layers.reduce((sum, one) => sum + (one.values[at] ?? 0), 0)));
-    layers.push({ name: "total", values: rest });
+    // Of classes only connections are measured, and of all what arrives: they are never shown as more than that.
+    const rest = rates({ kind: "total" });
+    for (const one of layers) {
+      one.values = one.values.map((value, at) => rest[at] === null ? null : Math.min(value ?? 0, rest[at]));
+      one.values.forEach((value, at) => { if (value !== null) rest[at] -= value; });
+    }
+    layers.push({ name: "total", label: layers.length ? "all else" : "all", values: rest });
   }
-  kept.chart.draw({ layers, capacity: history({ ...about, kind: "capacity" }), stepS: state.stepS, endedS: state.histories[state.stepS]?.endedS ?? 0 });
+  kept.chart.draw({ layers, capacity, stepS: state.stepS, endedS: state.histories[state.stepS]?.endedS ?? 0 });
+  state.width = width;
   if (kept.details.open) kept.fill();
 }
 
@@ -191,18 +197,19 @@ function showLinks(links) {
 }
 
 function showJobs(jobs) {
+  jobs.sort((one, other) => one.job.localeCompare(other.job));
   const rows = jobs.flatMap((job) => job.shares.map((share) => make("tr", {},
     make("th", { scope: "row", text: job.job }),
     make("td", {}, swatch(share.class), share.class, make("span", { className: "soft", text: ` ${share.interface}` })),
     cell("sends", rate(share.throughput_bits_per_s)),
-    cell("of", rate(share.share_bits_per_s)),
-    make("td", {}, spark(history({ interface: share.interface, direction: "egress", kind: "job", traffic_class: share.class, name: job.job }), share.class)),
+    cell("share", rate(share.share_bits_per_s)),
+    make("td", {}, spark(history({ interface: share.interface, direction: "egress", kind: "job", traffic_class: share.class, name: job.job }).slice(-(state.width ?? 0)), share.class)),
     why(share.limited_by))));
   if (!rows.length) {
     $("jobs").replaceChildren(make("div", { className: "card" }, make("h2", { text: "Jobs" }), make("p", { className: "soft", text: "No program has named a job." })));
     return;
   }
-  const heads = ["Job", "Class, link", "Sends", "Of its share", state.stepS === 1 ? "10 minutes" : "1 day", "Limited by"]
+  const heads = ["Job", "Class, link", "Sends", "Its share", "As above", "Limited by"]
     .map((text) => make("th", { scope: "col", text, className: /ends|share/.test(text) ? "rate" : "" }));
   $("jobs").replaceChildren(make("div", { className: "card" }, make("h2", { text: "Jobs" }),
     make("table", { className: "rows jobs" }, make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...rows))));

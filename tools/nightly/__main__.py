@@ -28,6 +28,7 @@ STEPS: Mapping[str, Sequence[str]] = {
     "sanitize": (*MAKE, "sanitize"),
     "pythons": (*MAKE, "test-pythons"),
     "kernels": (*MAKE, "test-kernels"),
+    "page": (*MAKE, "test-page"),
     "audit": (*MAKE, "audit"),
     "bench": (*MAKE, "bench-nightly"),
     "unstable": (sys.executable, "-m", "tools.nightly.unstable"),
