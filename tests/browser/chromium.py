@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from patience import LIMIT_S
+from patience import LIMIT_S, wait_until
 
 from tools.lab.host import Host
 
@@ -59,8 +59,10 @@ class Tab:
         return dict(answer["result"])
 
     def go(self, url: str) -> None:
-        """Open an address."""
-        self.call("Page.navigate", url=url)
+        """Open an address, and wait until it is there."""
+        found = self.call("Page.navigate", url=url)
+        assert "errorText" not in found, found
+        wait_until(lambda: self.value("document.readyState") == "complete" and self.value("location.href") == url)
 
     def value(self, expression: str) -> Any:
         """What an expression gives in the page."""

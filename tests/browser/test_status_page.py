@@ -32,7 +32,7 @@ HOSTILE = "<img src=x onerror=alert(1)>\\x1b[31m\\u202e"
 FINGER_PX = 24
 """WCAG 2.2, target size (minimum)."""
 PICTURES = Path("out/page")
-STATE = "document.getElementById('state').textContent"
+STATE = "document.getElementById('state')?.textContent ?? ''"
 
 
 @dataclass
