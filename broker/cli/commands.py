@@ -26,6 +26,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "reload": "broker.cli.reload_command:reload",
     "confirm": "broker.cli.reload_command:confirm",
     "run": "broker.cli.run_command:run",
+    "pods": "broker.cli.pods_command:pods",
     "clear": "broker.cli.broker_command:clear",
     "replay": "broker.cli.broker_command:replay",
     "doctor": "broker.cli.doctor_command:doctor",

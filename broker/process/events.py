@@ -117,6 +117,13 @@ EVENTS: Final[Mapping[str, Event]] = {
     "certificate-unaddressed": Event(
         "warning", "Our certificate names no address, so no broker reduces its rate for us.", ("certificate", "note")
     ),
+    # `hive-qos pods`
+    "pods-classified": Event("info", "Pods' rules are in force.", ("pods", "rules")),
+    "pods-not-applied": Event("error", "Pods' rules are not in force. It is tried again within a minute.", ("error",)),
+    "pods-unknown": Event("warning", "The broker starts without pods' rules: no API server answers.", ("error",)),
+    "pod-not-classified": Event("warning", "A pod is not in the class that it names.", ("pod", "reason")),
+    "pod-event-refused": Event("warning", "The API server took no event about a pod.", ("pod", "error")),
+    "api-server-unavailable": Event("warning", "The API server does not answer, or refuses.", ("error", "retry_s")),
     # processes and threads of the daemon
     "watchdog-lost": Event("error", "The watchdog died or hung. It is started again.", ("error",)),
     "watchdog-restored": Event("info", "A new watchdog runs."),
