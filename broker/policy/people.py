@@ -112,8 +112,8 @@ def _schedule(
         reason = f'write a name, e.g. "office hours", of at most {SCHEDULE_NAME_LENGTH_MAX} printable characters'
         reader.problem(prefix + "name", name, reason)
         name = ""
-    from_minutes = _time(reader, raw, "from", prefix, most=DAY_MINUTES - 1)
-    to_minutes = _time(reader, raw, "to", prefix, most=DAY_MINUTES)
+    from_minutes = read_time(reader, raw, "from", prefix)
+    to_minutes = read_time(reader, raw, "to", prefix, most=DAY_MINUTES)
     if from_minutes is not None and from_minutes == to_minutes:
         reader.problem(prefix + "to", raw.get("to"), 'the same as `from`; a whole day is "00:00" to "24:00"')
     classes = reader.table(raw, "class", prefix=prefix)
@@ -129,7 +129,7 @@ def _schedule(
         days=_days(reader, raw, prefix),
         from_s=60 * (from_minutes or 0),
         to_s=60 * (to_minutes or 0),
-        timezone=_timezone(reader, raw, prefix),
+        timezone=read_timezone(reader, raw, prefix),
         classes=overrides,
     )
 
@@ -158,7 +158,9 @@ def _days(reader: Reader, raw: Mapping[str, Any], prefix: str) -> tuple[int, ...
     return tuple(sorted({DAYS.index(day) for day in days}))
 
 
-def _time(reader: Reader, raw: Mapping[str, Any], key: str, prefix: str, *, most: int) -> int | None:
+def read_time(
+    reader: Reader, raw: Mapping[str, Any], key: str, prefix: str, *, most: int = DAY_MINUTES - 1
+) -> int | None:
     """Minutes since midnight; None where that is not what stands there."""
     value = raw.get(key)
     if isinstance(value, datetime.time):  # TOML has times of its own: from = 08:00:00
@@ -172,7 +174,8 @@ def _time(reader: Reader, raw: Mapping[str, Any], key: str, prefix: str, *, most
     return minutes
 
 
-def _timezone(reader: Reader, raw: Mapping[str, Any], prefix: str) -> str:
+def read_timezone(reader: Reader, raw: Mapping[str, Any], prefix: str) -> str:
+    """A name of the time zone database; UTC where it is none."""
     name = raw.get("timezone")
     if name == "UTC":
         return "UTC"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from broker.policy import people, probe, toml
+from broker.policy import people, probe, programs, toml
 from broker.policy.peers import ENGINES
 from broker.policy.types import CLASS_NAMES
 
@@ -76,12 +76,19 @@ VALUES: Mapping[str, Mapping[str, Schema]] = {
         "from": TIME, "to": TIME, "timezone": {**NAME, "examples": ["Europe/Berlin", "UTC"]},
     },
     "schedule.class": CLASS_FIGURES,
+    "storage_program": {
+        "name": _text(programs.NAME_PATTERN), "kind": {"enum": list(programs.KINDS)},
+        "url": _text(r"(http|https)://.+|unix:/.+", examples=list(programs.DEFAULT_URLS.values())),
+        "key_file": ABSOLUTE, "ca_file": ABSOLUTE, "deadline": TIME, "timezone": NAME,
+        "limit": {"type": "boolean"},
+    },
 }  # fmt: skip
 """What a key may be, by section. A key of the reader's that is missing here may be anything."""
 REQUIRED: Mapping[str, tuple[str, ...]] = {
     "interface": ("name",),
     "peers": ("ca", "certificate", "key"),
     "probe": ("targets",),
+    "storage_program": ("kind",),
     "schedule": ("name", "from", "to", "timezone", "class"),
 }
 
@@ -102,7 +109,10 @@ def schema() -> Schema:
         "job": {"type": "object", "additionalProperties": _section("job"), "maxProperties": people.JOBS_MAX},
         "schedule": {"type": "array", "items": schedule, "maxItems": people.SCHEDULES_MAX},
         "probe": _section("probe"),
-    }
+        "storage_program": {
+            "type": "array", "items": _section("storage_program"), "maxItems": programs.PROGRAMS_MAX,
+        },
+    }  # fmt: skip
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "hive-qos broker.toml",

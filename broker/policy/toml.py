@@ -20,6 +20,8 @@ from broker.policy.peers import read_peers
 from broker.policy.people import JOB_KEYS, OVERRIDE_KEYS, SCHEDULE_KEYS, read_jobs, read_schedules
 from broker.policy.probe import KEYS as PROBE_KEYS
 from broker.policy.probe import read_probe
+from broker.policy.programs import KEYS as PROGRAM_KEYS
+from broker.policy.programs import read_programs
 from broker.policy.rules import check_classes, check_interfaces, check_match_count, check_people
 from broker.policy.types import (
     CLASS_NAMES,
@@ -64,7 +66,9 @@ message of up to 64 KiB (HTB's burst) does not wait for that."""
 
 _IGNORED_KEYS = ("presence",)
 """Sections of checkouts before 0.1.0, which their files name: a daemon that refused these would not come up again."""
-_TOP_KEYS = ("version", "interface", "class", "daemon", "peers", "job", "schedule", "probe", "page")
+_TOP_KEYS = (
+    "version", "interface", "class", "daemon", "peers", "job", "schedule", "probe", "page", "storage_program",
+)  # fmt: skip
 _INTERFACE_KEYS = ("name", "egress", "ingress", "gso_max_segs")
 _CLASS_KEYS = ("guarantee", "guarantee_window", "floor", "ceiling", "weight", "priority", "match")
 _MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
@@ -73,7 +77,7 @@ _DAEMON_KEYS = ("tick", "state_dir", "api_socket", "session_socket", "group", "a
 KEYS: Mapping[str, Sequence[str]] = {
     "": _TOP_KEYS, "interface": _INTERFACE_KEYS, "class": _CLASS_KEYS, "match": _MATCH_KEYS, "daemon": _DAEMON_KEYS,
     "peers": PEERS_KEYS, "probe": PROBE_KEYS, "job": JOB_KEYS, "schedule": SCHEDULE_KEYS,
-    "schedule.class": OVERRIDE_KEYS,
+    "schedule.class": OVERRIDE_KEYS, "storage_program": PROGRAM_KEYS,
 }  # fmt: skip
 """All that a file may say, by section."""
 
@@ -149,6 +153,7 @@ class _Reader:
             page=self.page(raw),
             jobs=read_jobs(self, raw, share=_share),
             schedules=read_schedules(self, raw, share=_share),
+            storage_programs=read_programs(self, raw),
         )
 
     def peers(self, raw: Mapping[str, Any]) -> PeersPolicy | None:

@@ -153,6 +153,24 @@ class PagePolicy(Struct, frozen=True):
     names: tuple[str, ...] = ()
 
 
+class StorageProgram(Struct, frozen=True):
+    """A storage program that `hive-qos adapter` follows.
+
+    Fields: `name` what the status calls it; `kind` which program it is; `url` where it answers; `key_file` with its
+    key, `ca_file` with a certificate of its own; `deadline_s` by when its backlog is done each day, in seconds of the
+    clock's day in `timezone` (None: this host's); `limit` whether its own rate is set.
+    """
+
+    name: str
+    kind: str
+    url: str
+    key_file: str | None = None
+    ca_file: str | None = None
+    deadline_s: int | None = None
+    timezone: str | None = None
+    limit: bool = True
+
+
 class Policy(Struct, frozen=True):
     """Everything that the operator decided. `classes` holds all four, in the order of `CLASS_NAMES`.
 
@@ -169,6 +187,8 @@ class Policy(Struct, frozen=True):
     peers: PeersPolicy | None = None
     probe: ProbePolicy | None = None
     page: PagePolicy | None = None
+
+    storage_programs: tuple[StorageProgram, ...] = ()
 
     def class_policy(self, name: str) -> ClassPolicy:
         """Find a class by name.
