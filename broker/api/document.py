@@ -104,6 +104,7 @@ def document(snapshot: Snapshot) -> Status:
             for one in snapshot.measurements.interfaces
             for need in one.needs
         ],
+        storage_programs=snapshot.programs,
         holds=shown.holds,
         leases=shown.leases,
         peers=snapshot.holds.peers,

@@ -18,7 +18,7 @@ from broker.law.capacity.quorum import DestinationReport
 from broker.measure.flow_table import PassedSocket
 from broker.model.leases import Hold, Lease
 from broker.model.reasons import Reason
-from broker.model.status_values import HostLoad
+from broker.model.status_values import HostLoad, ProgramInfo
 from broker.model.usage import UsageRow
 from broker.model.values import (
     Alarm,
@@ -322,6 +322,7 @@ class Status(Struct, frozen=True, kw_only=True):
     jobs: list[JobStatus]
     schedules: tuple[ScheduleInForce, ...]
     needs: list[NeedStatus]
+    storage_programs: tuple[ProgramInfo, ...]
     holds: list[HoldStatus]
     leases: list[LeaseStatus]
     peers: tuple[PeerStatus, ...]

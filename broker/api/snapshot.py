@@ -14,7 +14,7 @@ from broker.measure.socket_owners import SocketOwner
 from broker.measure.tcp_diag import TcpConnection, UdpSocket
 from broker.model.leases import Hold, HoldOutcome, Lease
 from broker.model.reasons import Reason
-from broker.model.status_values import HostLoad, SegmentInfo, WatchdogInfo
+from broker.model.status_values import HostLoad, ProgramInfo, SegmentInfo, WatchdogInfo
 from broker.model.values import Alarm, JobKey, Measurements
 from broker.peers.peer_status import PeerStatus
 from broker.policy.types import Policy
@@ -104,3 +104,4 @@ class Snapshot(Struct, frozen=True):
     destinations: Mapping[str, tuple[DestinationReport, ...]] = field(default_factory=dict)
     lasting: Mapping[tuple[object, ...], Lasting] = field(default_factory=dict)
     wall_s: float = 0.0
+    programs: tuple[ProgramInfo, ...] = ()

@@ -155,6 +155,14 @@ ALARM_ADVICE: Final = {
         "What was carried cannot be written for `hive-qos report`. It is kept in memory, and tried again every minute.",
         "Make room on the disk of state_dir, or make it writable.",
     ),
+    "storage-adapter-missing": AlarmAdvice(
+        "A [[storage_program]] is configured, and no adapter tells of it for a minute.",
+        "systemctl start hive-qos-adapter. Its log says why it ended: journalctl -u hive-qos-adapter.",
+    ),
+    "storage-program-failed": AlarmAdvice(
+        "A storage program has not answered its adapter as it should for 30 s. The kernel holds it all the same.",
+        "Do what the text says: start the program, or correct its url or key_file.",
+    ),
     "unshaped-packets": AlarmAdvice(
         "Packets passed without a class, because somebody changed our classes by hand.",
         "Run systemctl restart hive-qos.",

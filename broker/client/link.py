@@ -18,7 +18,7 @@ from typing import Any
 
 from broker.client import protocol
 from broker.client.exchange import ask
-from broker.client.mailbox import Mailbox, Registration, SessionState
+from broker.client.mailbox import Allowance, Mailbox, Registration, SessionState
 from broker.client.trust import check_server
 
 BACKOFF_S_MIN = 0.2
@@ -111,7 +111,7 @@ def _greet(sock: socket.socket, box: Mailbox) -> None:
     with box.lock:
         box.unsent.clear()
         box.unsent.extend(box.registrations)
-        box.need_unsent = box.need is not None
+        box.need_unsent, box.program_unsent = box.need is not None, box.program is not None
         if box.state is SessionState.CONNECTING:
             box.state = SessionState.CONNECTED
 
@@ -137,13 +137,14 @@ def _exchange(sock: socket.socket, box: Mailbox) -> None:
 
 
 def _flush(sock: socket.socket, box: Mailbox) -> bool:
-    """Send what waits: sockets first, then bursts, then what storage needs, then reports. False when the broker does
-    not take more now."""
+    """Send what waits: sockets first, then bursts, then what storage needs and its program, then reports. False when
+    the broker does not take more now."""
     while True:
         with box.lock:
             registration = box.registrations.get(box.unsent[0]) if box.unsent else None
             burst = box.bursts[0] if box.bursts else None
             need = box.need if box.need_unsent else None
+            program = box.program if box.program_unsent else None
             report = box.reports[0] if box.reports else None
             if box.unsent and registration is None:
                 box.unsent.popleft()
@@ -161,6 +162,10 @@ def _flush(sock: socket.socket, box: Mailbox) -> bool:
                 sock.send(protocol.encode(_as_of_now(need)))
                 with box.lock:
                     box.need_unsent = box.need is not need
+            elif program is not None:
+                sock.send(protocol.encode(program))
+                with box.lock:
+                    box.program_unsent = box.program is not program
             elif report is not None:
                 sock.send(protocol.encode(report))
                 _done(box, box.reports, report)
@@ -173,6 +178,8 @@ def _flush(sock: socket.socket, box: Mailbox) -> bool:
             with box.lock:
                 if burst is None and need is not None:
                     box.need_unsent = False
+                elif burst is None and program is not None:
+                    box.program_unsent = False
                 else:
                     (box.bursts if burst is not None else box.reports).popleft()
 
@@ -236,6 +243,8 @@ def _note(box: Mailbox, answer: dict[str, Any]) -> None:
                 _log.warning("note of the broker: %s", note)
         elif operation == "credited":
             box.credited_bytes = int(answer.get("bytes", 0))
+        elif operation == "allowance":
+            _note_allowance(box, answer)
         elif operation == "rate":
             _note_rate(box, answer)
         elif operation == "error":
@@ -255,6 +264,14 @@ def _note_rate(box: Mailbox, reported: dict[str, Any]) -> None:
         box.rates[name] = (rate, time.monotonic() + min(valid_s, RATE_VALID_S_MAX))
 
 
+def _note_allowance(box: Mailbox, answer: dict[str, Any]) -> None:
+    """Take what the class may use; what cannot be that is as if there were none."""
+    guarantee, ceiling = answer.get("guarantee_bits_per_s"), answer.get("ceiling_bits_per_s")
+    box.allowance = None, 0.0
+    if isinstance(guarantee, int) and isinstance(ceiling, int) and 0 <= guarantee <= ceiling <= RATE_MAX and ceiling:
+        box.allowance = Allowance(guarantee, ceiling), time.monotonic() + RATE_VALID_S_MAX
+
+
 def _lose(box: Mailbox) -> None:
     with box.lock:
         if box.state is SessionState.CONNECTED:
@@ -263,6 +280,7 @@ def _lose(box: Mailbox) -> None:
         box.flows.clear()
         box.reports.clear()
         box.rates.clear()
+        box.allowance = None, 0.0
 
 
 def _sleep(box: Mailbox, duration_s: float) -> None:

@@ -79,6 +79,14 @@ class Registration:
     role: str
 
 
+@dataclass(frozen=True)
+class Allowance:
+    """What class storage may use now, over all interfaces: `ceiling_bits_per_s` at most, its guarantee at least."""
+
+    guarantee_bits_per_s: int
+    ceiling_bits_per_s: int
+
+
 @dataclass
 class Mailbox:
     """What the session's callers and its thread share; every field is guarded by `lock`."""
@@ -94,6 +102,10 @@ class Mailbox:
     need: tuple[float, dict[str, Any]] | None = None
     """What was declared last, and when; sent again to a broker that comes back."""
     need_unsent: bool = False
+    program: dict[str, Any] | None = None
+    """What an adapter said last of its program; sent again to a broker that comes back."""
+    program_unsent: bool = False
+    allowance: tuple[Allowance | None, float] = (None, 0.0)  # until when it counts
     reports: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=REPORTS_MAX))
     flows: dict[int, tuple[str, ...]] = field(default_factory=dict)
     noted: str = ""  # the last note on a registered socket

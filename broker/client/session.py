@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from broker.client import link, protocol
-from broker.client.mailbox import REGISTRATIONS_MAX, Mailbox, Registration, SessionState
+from broker.client.mailbox import REGISTRATIONS_MAX, Allowance, Mailbox, Registration, SessionState
 
 
 class Session:
@@ -174,6 +174,39 @@ class Session:
             message["id"] = box.number()
             box.need, box.need_unsent = (time.monotonic(), message), True
         box.wake.set()
+
+    def program(
+        self, *, name: str, kind: str, state: str, text: str = "", limit_bits_per_s: int | None = None,
+        upload_bytes: int = 0, waiting_bytes: int = 0, download_bytes: int = 0,
+    ) -> None:  # fmt: skip
+        """Tell how a storage program does that this one speaks for, every few seconds; `allowance` is the answer.
+
+        Args:
+            name, kind: as `hive-qos status` shows them.
+            state: `working`, `unreachable`, `refused` or `unexpected`; `text` says what is to be done.
+            limit_bits_per_s: the program's own limit, None without one.
+            upload_bytes, waiting_bytes, download_bytes: what it has to send, to send later, and to get.
+        """
+        box = self._box
+        if not self._live():
+            return
+        message: dict[str, Any] = {
+            "op": "program", "name": name, "kind": kind, "state": state, "text": text, "upload_bytes": upload_bytes,
+            "waiting_bytes": waiting_bytes, "download_bytes": download_bytes,
+        }  # fmt: skip
+        if limit_bits_per_s is not None:
+            message["limit_bits_per_s"] = limit_bits_per_s
+        with box.lock:
+            message["id"] = box.number()
+            box.program, box.program_unsent = message, True
+        box.wake.set()
+
+    @property
+    def allowance(self) -> Allowance | None:
+        """What class storage may use now; None without a recent answer to `program`."""
+        with self._box.lock:
+            allowance, until_s = self._box.allowance
+        return allowance if time.monotonic() < until_s else None
 
     def report(self, connections: Sequence[Mapping[str, Any]]) -> None:
         """Tell what connections measure (the keys are in `docs/reference/broker-api.md`), about every 100 ms.

@@ -46,6 +46,7 @@ from broker.process.watchdog_client import WatchdogClient
 from broker.sessions.burst_table import BurstTable
 from broker.sessions.job_table import JobTable
 from broker.sessions.need_table import NeedTable
+from broker.sessions.program_table import ProgramTable
 from broker.sessions.rate_notifier import RateNotifier
 from hive_qos.netlink import NetlinkSocket
 from shaping.classify.socket_priority import mark_socket
@@ -115,6 +116,7 @@ class Components:
     flows: FlowTable
     bursts: BurstTable
     needs: NeedTable
+    programs: ProgramTable
     jobs: JobTable
     rates: RateNotifier
     egress_trees: EgressTrees
@@ -173,6 +175,7 @@ def compose(given: Environment, options: Options, journal: Journal) -> Component
     traffic = InterfaceCounters()
     rate_watch = RateWatch(traffic.sent_bytes, clock=clock)
     flows, bursts, needs = FlowTable(), BurstTable(), NeedTable()
+    programs = ProgramTable(now_s=clock())
     jobs, peer_link = JobTable(len(JOB_LEAVES)), PeerLink()
     recorder = Recorder(policy.daemon.record_file, log=log) if policy.daemon.record_file else None
     accounts = Accounts(policy.daemon.state_dir, log=log, clock=clock, wall_clock=given.wall_clock)
@@ -242,6 +245,7 @@ def compose(given: Environment, options: Options, journal: Journal) -> Component
         shaped_interfaces=shaped_interfaces,
         flows=flows,
         jobs=jobs,
+        programs=programs,
         peer_link=peer_link,
         probes=probes,
         configurations=options.configurations,
@@ -265,6 +269,7 @@ def compose(given: Environment, options: Options, journal: Journal) -> Component
         flows=flows,
         bursts=bursts,
         needs=needs,
+        programs=programs,
         jobs=jobs,
         rates=RateNotifier(flows),
         egress_trees=egress_trees,

@@ -19,6 +19,7 @@ from broker.daemon.decision_events import DecisionEvents
 from broker.daemon.tick import TickResult
 from broker.daemon.tick_scheduler import IDLE_TICK_S, Due, Events, TickScheduler
 from broker.law.decision import is_active
+from broker.law.sharing.promises import LENDER
 from broker.policy.types import Policy
 from broker.process.watchdog import BEATS_WITHIN_S
 from broker.sessions.server import SessionServer
@@ -77,6 +78,8 @@ class Loop:
             bursts=parts.bursts,
             jobs=parts.jobs,
             needs=parts.needs,
+            programs=parts.programs,
+            allowance=self._allowance,
             clock=self._clock,
             interface_of=parts.interface_of,
             cgroup_mount=parts.own_cgroups.mount,
@@ -98,6 +101,13 @@ class Loop:
             log=given.log,
             clock=self._clock,
         )
+
+    def _allowance(self) -> tuple[int, int]:
+        """What storage is promised and may use now, of all interfaces together."""
+        made = self._made
+        links = () if made is None else made.decision.allocation.interfaces
+        storage = [one for link in links for one in link.classes if one.name == LENDER]
+        return sum(one.guarantee_bits_per_s for one in storage), sum(one.ceiling_bits_per_s for one in storage)
 
     def _serve_readers(self) -> None:
         daemon = self._active_policy.policy.daemon

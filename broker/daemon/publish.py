@@ -36,6 +36,7 @@ from broker.policy.types import Policy
 from broker.process.log import Log
 from broker.process.watchdog_client import WatchdogClient
 from broker.sessions.job_table import JobTable
+from broker.sessions.program_table import ProgramTable
 from broker.sessions.server import Session
 
 
@@ -54,6 +55,7 @@ class SnapshotBuilder:
         shaped_interfaces: ShapedInterfaces,
         flows: FlowTable,
         jobs: JobTable,
+        programs: ProgramTable,
         peer_link: PeerLink,
         probes: Probes,
         configurations: ConfigStore,
@@ -75,6 +77,7 @@ class SnapshotBuilder:
         self._flows, self._jobs, self._peer_link, self._probes = flows, jobs, peer_link, probes
         self._configurations, self._watchdog, self._earlier = configurations, watchdog, earlier
         self._recorder, self._accounts, self._page, self._origins = recorder, accounts, page, socket_owners
+        self._programs = programs
         self._host, self._started_s = socket.gethostname(), started_s
         self._known: Mapping[int, SocketOwner] = {}
         self._loads = HostLoads()
@@ -151,7 +154,8 @@ class SnapshotBuilder:
             figures=self._averages.follow(measurements, tcp, decision=decision, policy=policy, now_s=now_s),
             tcp_connections=self._flows.tcp_count,
             origins=self._known,
-            alarms=self._alarms(decision),
+            programs=self._programs.infos(now_s=now_s),
+            alarms=self._alarms(decision, policy, now_s=now_s),
             holds=self._peer_link.info(decision),
             load=self._loads.look(now_s=now_s),
             destinations=destination_reports(decision, measurements),
@@ -159,7 +163,7 @@ class SnapshotBuilder:
         )
         return replace(snapshot, lasting=self._limits.follow(limits(snapshot), now_s=now_s))
 
-    def _alarms(self, decision: Decision) -> tuple[Alarm, ...]:
+    def _alarms(self, decision: Decision, policy: Policy, *, now_s: float) -> tuple[Alarm, ...]:
         of_roster = self._shaped_interfaces.alarms()
         refused = {alarm.subject for alarm in of_roster}  # there, but not to be shaped: that is shown instead
         single = (
@@ -177,6 +181,7 @@ class SnapshotBuilder:
             *self._probes.alarms(),
             *self._accounts.alarms(),
             *self._page.alarms(),
+            *self._programs.alarms((one.name for one in policy.storage_programs), now_s=now_s),
             *(self._watchdog.alarms() if self._watchdog is not None else ()),
         )
 

@@ -7,6 +7,26 @@ from msgspec import Struct
 from broker.model.reasons import Reason
 
 
+class ProgramInfo(Struct, frozen=True):
+    """A storage program, as its adapter tells.
+
+    `state` is `working`, `unreachable`, `refused` (its key) or `unexpected` (its answer); `failing_s` since when it is
+    another than `working`. `limit_bits_per_s` is the program's own. `waiting_bytes` are for peers that are away.
+    """
+
+    session: str
+    name: str
+    kind: str
+    state: str
+    text: str
+    limit_bits_per_s: int | None
+    upload_bytes: int
+    waiting_bytes: int
+    download_bytes: int
+    age_s: float
+    failing_s: float | None
+
+
 class WatchdogInfo(Struct, frozen=True):
     """The watchdog's state. `openings` counts how often it opened the ceilings, `started` the watchdogs so far."""
 

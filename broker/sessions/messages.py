@@ -22,11 +22,16 @@ from hive_qos.text import printable
 
 DESTINATIONS_MAX = 1024
 """Destinations of one burst: more than any group of ranks that fits one packet."""
+DEADLINE_S_MAX = 7 * 86_400.0
+"""Of a storage program: a week. Copies that take longer have no deadline that anybody watches."""
 ADDRESS_CHARS_MAX = 80
 """Of an address with its scope, or with brackets and a port. Those read lately are kept, so each has to be short."""
 
 Role = Literal["gradient", "bulk", "storage", "control", "other"]
 Number = Annotated[int, Meta(ge=0, le=2**53)]
+ProgramState = Literal["working", "unreachable", "refused", "unexpected"]
+PROGRAM_TEXT_MAX = 500
+"""Of what an adapter says: two sentences with a path in them."""
 Step = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Name = Annotated[str, Meta(max_length=NAME_CHARS_MAX)]
 _AddressText = Annotated[str, Meta(max_length=ADDRESS_CHARS_MAX)]
@@ -107,7 +112,26 @@ class Declare(_Message, frozen=True, kw_only=True, tag="need"):
         force_setattr(self, "bytes_by_destination", _canonical(self.bytes_by_destination))
         force_setattr(self, "replicas_at_risk", int(self.replicas_at_risk))
         if self.deadline_s is not None:
-            force_setattr(self, "deadline_s", min(self.deadline_s, DURATION_S_MAX))
+            force_setattr(self, "deadline_s", min(self.deadline_s, DEADLINE_S_MAX))
+
+
+class Program(_Message, frozen=True, kw_only=True, tag="program"):
+    """How a storage program does, as its adapter sees it. `text` says what is to be done, where something is."""
+
+    number: Number = field(name="id")
+    name: Name
+    kind: Name
+    state: ProgramState
+    text: Annotated[str, Meta(max_length=PROGRAM_TEXT_MAX)] = ""
+    limit_bits_per_s: Number | None = None
+    upload_bytes: Count = 0
+    waiting_bytes: Count = 0
+    download_bytes: Count = 0
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "name", printable(self.name))
+        force_setattr(self, "kind", printable(self.kind))
+        force_setattr(self, "text", printable(self.text, length_max=PROGRAM_TEXT_MAX))
 
 
 class Report(_Message, frozen=True, kw_only=True, tag="report"):
@@ -127,7 +151,7 @@ class Bye(_Message, frozen=True, kw_only=True, tag="bye"):
     """The client is done."""
 
 
-Message = Hello | Register | Announce | AnnounceEnd | Declare | Report | Enter | Bye
+Message = Hello | Register | Announce | AnnounceEnd | Declare | Program | Report | Enter | Bye
 
 
 # --- from the broker ----------------------------------------------------------------------------------------------
@@ -164,6 +188,14 @@ class Noted(Reply, frozen=True, kw_only=True, tag="noted"):
     """The need is entered."""
 
     number: int = field(name="id")
+
+
+class AllowanceReply(Reply, frozen=True, kw_only=True, tag="allowance"):
+    """What class storage may use now, over all interfaces; both are 0 before the first decision."""
+
+    number: int = field(name="id")
+    guarantee_bits_per_s: int
+    ceiling_bits_per_s: int
 
 
 class Entered(Reply, frozen=True, kw_only=True, tag="entered"):
@@ -261,7 +293,7 @@ def _decoded(kind: type, value: Any) -> Endpoint:
 
 
 OPERATIONS: Final = tuple(str(one.__struct_config__.tag) for one in get_args(Message))
-_CHOICES: Final = {"class": CLASS_NAMES, "role": get_args(Role)}
+_CHOICES: Final = {"class": CLASS_NAMES, "role": get_args(Role), "state": get_args(ProgramState)}
 _DECODER: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message, dec_hook=_decoded)
 _ENVELOPE: Final = msgspec.json.Decoder(_Envelope)
 _ENCODER: Final = msgspec.json.Encoder()

@@ -29,6 +29,7 @@ from broker.sessions.messages import (
     Declare,
     Enter,
     Hello,
+    Program,
     Register,
     Reply,
     Report,
@@ -75,6 +76,9 @@ class SessionHandler(Protocol):
 
     def need(self, session: Session, message: Declare) -> Reply:
         """What storage has to do."""
+
+    def program(self, session: Session, message: Program) -> Reply:
+        """How a storage program does."""
 
     def report(self, session: Session, message: Report) -> None:
         """Fresh measurements."""
@@ -321,6 +325,8 @@ class SessionServer:
                     self._service.announce_end(session, action)
                 case Declare():
                     reply = self._service.need(session, action)
+                case Program():
+                    reply = self._service.program(session, action)
                 case Report():
                     self._service.report(session, action)
                 case Enter():

@@ -18,6 +18,7 @@ from broker.process.rights import Authority, Peer
 from broker.sessions.burst_table import BurstTable
 from broker.sessions.job_table import JobTable
 from broker.sessions.messages import (
+    AllowanceReply,
     Announce,
     AnnounceEnd,
     Credited,
@@ -25,6 +26,7 @@ from broker.sessions.messages import (
     Enter,
     Entered,
     Noted,
+    Program,
     Register,
     Registered,
     Reply,
@@ -32,6 +34,7 @@ from broker.sessions.messages import (
     error,
 )
 from broker.sessions.need_table import NeedTable
+from broker.sessions.program_table import ProgramTable
 from broker.sessions.server import Session
 from hive_qos.errors import HiveError
 
@@ -62,6 +65,7 @@ class SessionService:
         authority: the rights in force now.
         reclassify: puts the rules on cgroups in force again, at once.
         settle: decides and applies, at once.
+        allowance: what class storage is promised and may use now, over all interfaces.
         fail: ends a session of which something went wrong just now, as `SessionServer.fail`.
 
     `urgent`: a burst began or ended since the last `answer`, so decide now, not at the next tick.
@@ -74,6 +78,8 @@ class SessionService:
         bursts: BurstTable,
         jobs: JobTable,
         needs: NeedTable,
+        programs: ProgramTable,
+        allowance: Callable[[], tuple[int, int]],
         clock: Callable[[], float],
         interface_of: Callable[[str], str | None],
         cgroup_mount: str | None,
@@ -87,6 +93,7 @@ class SessionService:
     ) -> None:
         self._authority, self._reclassify, self._is_foreign = authority, reclassify, is_foreign
         self._settle, self._fail = settle, fail
+        self._programs, self._allowance = programs, allowance
         self.urgent = False
         self._jobs = jobs
         self._flows, self._bursts, self._needs, self._clock = flows, bursts, needs, clock
@@ -179,6 +186,15 @@ class SessionService:
             self._decide_soon(uid)
         return Noted(number=message.number)
 
+    def program(self, session: Session, message: Program) -> Reply:
+        """Take in how a storage program does, from clients that may declare its needs, and say what it may use."""
+        if not self._authority().may_enter(session.peer, "storage"):
+            text = f"user {session.peer.uid} may not use class storage, so it speaks for no program of it"
+            return error("not-allowed", text, number=message.number)
+        self._programs.tell(session.name, message, now_s=self._clock())
+        guarantee, ceiling = self._allowance()
+        return AllowanceReply(number=message.number, guarantee_bits_per_s=guarantee, ceiling_bits_per_s=ceiling)
+
     def report(self, session: Session, message: Report) -> None:
         """Take measurements of who has sockets here, as of the classes of those: others have nothing to measure."""
         classes = self._flows.classes_of(session.name)
@@ -243,6 +259,7 @@ class SessionService:
         self._flows.forget(session.name)
         self._jobs.forget(session.name)
         self._needs.forget(session.name)
+        self._programs.forget(session.name)
         if self._bursts.forget(session.name):
             self._decide_soon(session.peer.uid)
 

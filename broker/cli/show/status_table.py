@@ -95,6 +95,7 @@ def render(document: Mapping[str, Any], room: Room = ENOUGH) -> RenderableType:
     parts += _jobs_without_figures(jobs, room)
     parts += program_rows(document, shown_max=room.programs)
     parts += _needs(items(document, "needs"))
+    parts += _storage_programs(items(document, "storage_programs"))
     parts += [_schedule(schedule) for schedule in items(document, "schedules")]
     parts += render_holds(document, shown_max=room.holds)
     return Group(*parts)
@@ -315,6 +316,24 @@ def _needs(needs: list[Mapping[str, Any]]) -> list[RenderableType]:
         lines.append(Text(f"storage has {size(need.get('backlog_bytes'))} to send through {name}{due}{risk}"))
     if len(needs) > NEEDS_SHOWN_MAX:
         lines.append(Text(f"and {len(needs) - NEEDS_SHOWN_MAX} more; --json has them"))
+    return [Text(""), *lines] if lines else []
+
+
+def _storage_programs(programs: list[Mapping[str, Any]]) -> list[RenderableType]:
+    """How the programs of the adapter do, a line each."""
+    lines: list[RenderableType] = []
+    for one in programs[:NEEDS_SHOWN_MAX]:
+        name, kind = printable(str(one.get("name", "?"))), printable(str(one.get("kind", "?")))
+        text, limit = printable(str(one.get("text") or "")), one.get("limit_bits_per_s")
+        if one.get("state") != "working":
+            lines.append(Text(f"{name}: {text or printable(str(one.get('state')))}", style="bold red"))
+            continue
+        parts = [f"{size(one.get('upload_bytes'))} to send"]
+        parts += [f"{size(one['waiting_bytes'])} for hosts that are away"] if one.get("waiting_bytes") else []
+        parts += [f"{size(one['download_bytes'])} to get"] if one.get("download_bytes") else []
+        parts += [f"limits itself to {rate(limit)}"] if limit is not None else []
+        parts += [text] if text else []
+        lines.append(Text(f"{name} ({kind}): {', '.join(parts)}"))
     return [Text(""), *lines] if lines else []
 
 

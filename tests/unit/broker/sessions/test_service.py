@@ -32,6 +32,7 @@ from broker.sessions.messages import (
     Report,
 )
 from broker.sessions.need_table import NeedTable
+from broker.sessions.program_table import ProgramTable
 from broker.sessions.server import Session
 from broker.sessions.service import DESTINATIONS_AT_ONCE, URGENT_AT_ONCE, URGENT_PER_S, USERS_MAX, SessionService
 from shaping.model.names import BULK_NAME, JOB_MINOR, LEAF_MINOR, MARK_MINOR
@@ -85,6 +86,7 @@ class Bench:
     flows: FlowTable = field(default_factory=FlowTable)
     jobs: JobTable = field(default_factory=lambda: JobTable(2))
     needs: NeedTable = field(default_factory=NeedTable)
+    programs: ProgramTable = field(default_factory=lambda: ProgramTable(now_s=0.0))
     steps: Iterator[int] = field(default_factory=itertools.count)
     authority: Authority = AUTHORITY
     marks: list[int] = field(default_factory=list)
@@ -93,7 +95,8 @@ class Bench:
     def __post_init__(self) -> None:
         marks = SocketMarks(self.mark)
         self.service = SessionService(
-            flows=self.flows, bursts=BurstTable(), jobs=self.jobs, needs=self.needs, clock=lambda: self.now_s,
+            flows=self.flows, bursts=BurstTable(), jobs=self.jobs, needs=self.needs,
+            programs=self.programs, allowance=lambda: (20, 100), clock=lambda: self.now_s,
             interface_of=lambda _: "eth0", cgroup_mount="/mount", mark=marks.mark_passed, is_foreign=marks.is_foreign,
             authority=lambda: self.authority, reclassify=lambda: None, settle=self.settle, fail=lambda _: None,
             log=open_log(),
