@@ -13,6 +13,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from broker.cli.adapter_command import restored
 from broker.cli.configuration import DEFAULT_CONFIG, Config, StateDir, read, state_directory
 from broker.cli.configuration import parse as parsed
 from broker.cli.exits import ExitCode
@@ -136,6 +137,7 @@ def clear(
         notes = list(shaper.clear())
         mount = cgroups.mount_point()
         busy = cgroups.remove(mount) if mount is not None else ()
+    notes += restored()
     if busy:
         notes.append(f"programs still run in {', '.join(busy)}; the cgroups stay, without effect")
     if as_json:

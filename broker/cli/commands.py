@@ -27,6 +27,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "confirm": "broker.cli.reload_command:confirm",
     "run": "broker.cli.run_command:run",
     "pods": "broker.cli.pods_command:pods",
+    "adapter": "broker.cli.adapter_command:adapter",
     "clear": "broker.cli.broker_command:clear",
     "replay": "broker.cli.broker_command:replay",
     "doctor": "broker.cli.doctor_command:doctor",

@@ -124,6 +124,13 @@ EVENTS: Final[Mapping[str, Event]] = {
     "pod-not-classified": Event("warning", "A pod is not in the class that it names.", ("pod", "reason")),
     "pod-event-refused": Event("warning", "The API server took no event about a pod.", ("pod", "error")),
     "api-server-unavailable": Event("warning", "The API server does not answer, or refuses.", ("error", "retry_s")),
+    # storage programs, by hive-qos adapter
+    "adapter-ready": Event("info", "The adapter follows its storage programs.", ("programs",)),
+    "storage-program-failed": Event("warning", "A storage program does not answer as it should.", ("program", "error")),
+    "storage-program-answers": Event("info", "A storage program answers again.", ("program",)),
+    "storage-program-mistake": Event("error", "The adapter made a mistake with a program. It goes on.", ("program",)),
+    "storage-limit-restored": Event("info", "A program has its own limit again.", ("program", "note")),
+    "storage-limit-left": Event("error", "A program keeps the limit that we set.", ("program", "error")),
     # processes and threads of the daemon
     "watchdog-lost": Event("error", "The watchdog died or hung. It is started again.", ("error",)),
     "watchdog-restored": Event("info", "A new watchdog runs."),

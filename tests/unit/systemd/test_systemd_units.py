@@ -15,7 +15,13 @@ from broker.policy.types import CLASS_NAMES, DaemonPolicy, MatchRule
 from broker.process import priority
 
 SYSTEMD = Path(__file__).parents[3] / "systemd"
-UNITS = ("hive-qos.service", "hive-qos-restore.service", "hive-compute.slice", "hive-storage.slice")
+UNITS = (
+    "hive-qos.service",
+    "hive-qos-adapter.service",
+    "hive-qos-restore.service",
+    "hive-compute.slice",
+    "hive-storage.slice",
+)
 INSTALLED, PYTHON = "/opt/hive-qos/bin/hive-qos", "/opt/hive-qos/bin/python"
 EXPOSURE_OK = 4.9
 """systemd-analyze(1): below 5.0 a service is "OK" or better."""
@@ -57,7 +63,7 @@ def test_a_misspelt_setting_would_be_noticed(units: Path) -> None:
     assert "WatchdogSek" in analyze("verify", "--man=no", str(service)).stderr
 
 
-@pytest.mark.parametrize("name", ["hive-qos.service", "hive-qos-restore.service"])
+@pytest.mark.parametrize("name", ["hive-qos.service", "hive-qos-adapter.service", "hive-qos-restore.service"])
 def test_the_services_are_rated_ok_or_better(units: Path, name: str) -> None:
     done = analyze("security", "--offline=true", "--no-pager", str(units / name))
     found = re.search(rf"Overall exposure level for {name}: ([0-9.]+)", done.stdout)

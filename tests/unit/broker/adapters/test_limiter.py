@@ -1,0 +1,189 @@
+"""A program's own limit: what is set, when, whose it is, and what is put back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.adapters.limiter import Limiter, read_record, records
+from broker.adapters.program import Backlog, ProgramError, Settings, StorageAdapter
+from broker.policy.types import StorageProgram
+
+PROGRAM = StorageProgram(name="photos", kind="syncthing", url="http://127.0.0.1:8384")
+MBIT = 1_000_000
+
+
+class Program(StorageAdapter):
+    """A program in memory. `fails` makes the next call do so; `cut` makes writes take effect and fail."""
+
+    limits = True
+
+    def __init__(self, own: int = 0) -> None:
+        self.rate, self.run, self.fails, self.cut = own, "first", False, False
+        self.writes: list[int] = []
+
+    def read(self) -> Backlog:
+        return Backlog()
+
+    def settings(self) -> tuple[str, Settings]:
+        self._fail()
+        return self.run, {"rate": self.rate}
+
+    def limited(self, found: Settings, rate_bits_per_s: int) -> Settings | None:
+        return {"rate": min(rate_bits_per_s, found["rate"] or rate_bits_per_s)}
+
+    def write(self, settings: Settings) -> None:
+        self._fail()
+        self.rate = settings["rate"]
+        self.writes.append(self.rate)
+        if self.cut:
+            raise ProgramError("unreachable", "cut off")
+
+    def rate_bits_per_s(self, settings: Settings) -> int | None:
+        return settings["rate"] or None
+
+    def _fail(self) -> None:
+        if self.fails:
+            raise ProgramError("unreachable", "gone")
+
+
+class Bench:
+    def __init__(self, directory: Path, own: int = 0) -> None:
+        self.directory, self.program, self.now_s = directory, Program(own), 0.0
+        self.limiter = Limiter(PROGRAM, self.program, directory)
+
+    def killed(self) -> None:
+        """The adapter dies without a word, and another one starts."""
+        self.limiter = Limiter(PROGRAM, self.program, self.directory)
+
+    def follow(self, ceiling: int, *, guarantee: int = 0, after_s: float = 20.0) -> int:
+        self.now_s += after_s
+        self.limiter.follow(ceiling_bits_per_s=ceiling, guarantee_bits_per_s=guarantee, now_s=self.now_s)
+        return self.program.rate
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_the_limit_is_a_tenth_above_the_ceiling_and_never_below_the_guarantee(bench: Bench) -> None:
+    assert bench.follow(10 * MBIT) == 11 * MBIT
+    assert bench.follow(10 * MBIT, guarantee=15 * MBIT) == 15 * MBIT
+
+
+def test_the_operators_own_lower_limit_is_not_raised(tmp_path: Path) -> None:
+    assert Bench(tmp_path, own=3 * MBIT).follow(10 * MBIT) == 3 * MBIT
+
+
+def test_it_is_written_for_changes_of_over_a_tenth_and_not_within_two_seconds(bench: Bench) -> None:
+    bench.follow(10 * MBIT)
+    assert bench.follow(10 * MBIT + 900_000) == 11 * MBIT
+    assert bench.follow(20 * MBIT) == 22 * MBIT
+    assert bench.follow(40 * MBIT, after_s=1.9) == 22 * MBIT
+    assert bench.follow(40 * MBIT, after_s=0.2) == 44 * MBIT
+    assert len(bench.program.writes) == 3
+
+
+@pytest.mark.parametrize("own", [0, 50 * MBIT])
+def test_what_was_found_is_put_back(tmp_path: Path, own: int) -> None:
+    bench = Bench(tmp_path, own)
+    bench.follow(10 * MBIT)
+    assert bench.limiter.restore() == "its own limit is back"
+    assert bench.program.rate == own
+    assert records(tmp_path) == []
+    assert bench.limiter.restore() is None
+
+
+def test_an_adapter_that_was_killed_puts_back_what_the_first_one_found(bench: Bench) -> None:
+    bench.follow(10 * MBIT)
+    bench.killed()
+    bench.follow(30 * MBIT)
+    bench.killed()
+    bench.limiter.restore()
+    assert bench.program.rate == 0
+
+
+@pytest.mark.parametrize("reached", [False, True], ids=["before the write", "after it"])
+def test_a_write_that_was_cut_off_is_ours_not_the_operators(bench: Bench, reached: bool) -> None:
+    bench.follow(10 * MBIT)
+    bench.program.cut = True
+    with pytest.raises(ProgramError):
+        bench.follow(30 * MBIT)
+    if not reached:
+        bench.program.rate = 11 * MBIT
+    bench.program.cut = False
+    bench.killed()
+    assert bench.follow(30 * MBIT) == 33 * MBIT
+    bench.limiter.restore()
+    assert bench.program.rate == 0
+
+
+def test_a_first_write_that_failed_is_made_again(bench: Bench) -> None:
+    bench.program.cut = True
+    with pytest.raises(ProgramError):
+        bench.follow(10 * MBIT)
+    bench.program.rate, bench.program.cut = 0, False
+    assert bench.follow(10 * MBIT) == 11 * MBIT
+
+
+@pytest.mark.parametrize("theirs", [2 * MBIT, 500 * MBIT, 0], ids=["lower", "higher", "none, as at first"])
+def test_a_change_by_hand_wins_and_stays_at_the_end_and_after_a_crash(bench: Bench, theirs: int) -> None:
+    bench.follow(10 * MBIT)
+    bench.program.rate = theirs
+    assert bench.follow(10 * MBIT) == theirs
+    assert "by hand" in bench.limiter.note
+    bench.killed()
+    assert bench.follow(30 * MBIT) == theirs
+    assert bench.limiter.restore() is not None
+    assert bench.program.rate == theirs
+
+
+def test_a_program_that_restarted_with_its_own_limit_gets_ours_again(bench: Bench) -> None:
+    bench.follow(10 * MBIT)
+    bench.program.rate, bench.program.run = 0, "second"
+    assert bench.follow(10 * MBIT) == 11 * MBIT
+    bench.program.rate, bench.program.run = 7 * MBIT, "third"  # configured otherwise meanwhile
+    assert bench.follow(10 * MBIT) == 7 * MBIT
+    bench.program.rate = 5 * MBIT
+    bench.follow(10 * MBIT)
+    bench.limiter.restore()
+    assert bench.program.rate == 5 * MBIT
+
+
+def test_what_cannot_be_kept_is_not_set(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device", "there")
+
+    monkeypatch.setattr("broker.adapters.limiter.write_whole", full)
+    with pytest.raises(OSError, match="No space"):
+        bench.follow(10 * MBIT)
+    assert bench.program.writes == []
+
+
+def test_a_program_that_is_gone_keeps_its_record_for_the_next_try(bench: Bench) -> None:
+    bench.follow(10 * MBIT)
+    bench.program.fails = True
+    with pytest.raises(ProgramError):
+        bench.limiter.restore()
+    bench.program.fails = False
+    bench.limiter.restore()
+    assert bench.program.rate == 0
+
+
+def test_two_programs_of_one_name_do_not_share_a_record(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.follow(10 * MBIT)
+    other = Program(own=4 * MBIT)
+    elsewhere = StorageProgram(name="photos", kind="syncthing", url="http://127.0.0.1:8385")
+    Limiter(elsewhere, other, tmp_path).follow(ceiling_bits_per_s=MBIT, guarantee_bits_per_s=0, now_s=0.0)
+    assert {record.found["rate"] for record in records(tmp_path)} == {0, 4 * MBIT}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"program": 1}', "\x00"])
+def test_a_damaged_record_is_none(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "photos.json"
+    path.write_text(text)
+    assert read_record(path) is None
