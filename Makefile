@@ -75,7 +75,7 @@ coverage: setup ## Lines that unit and loopback tests reach, in out/coverage; CO
 	@bash tools/coverage.sh $(BIN)/python $(COVERAGE)
 
 ##@ At night
-.PHONY: nightly test-native test-torch fuzz sanitize sanitize-address sanitize-thread sanitize-faults test-pythons test-kernels test-page audit
+.PHONY: nightly test-native test-torch fuzz sanitize sanitize-address sanitize-thread sanitize-faults test-pythons test-kernels test-page test-storage audit
 nightly: setup ## All below, a short benchmark, unstable tests, in hours; NIGHTLY="fuzz bench" for less
 	@$(BIN)/python -m tools.nightly $(NIGHTLY)
 
@@ -99,6 +99,9 @@ sanitize-address sanitize-thread sanitize-faults: sanitize-%: setup
 
 test-pythons: setup wheel ## Install, tests and a recording on other Pythons: PYTHONS="trixie python3.12"
 	@bash tools/pythons.sh $(BIN)/python dist $(PYTHONS)
+
+test-storage: setup ## Syncthing and rclone themselves beside a broker, in the lab; as root, 3 minutes
+	@bash tools/storage_programs.sh $(BIN)/python
 
 test-kernels: setup ## What touches the kernel, on Debian's kernels in qemu, as root: KERNELS="bookworm trixie"
 	@bash tools/kernels.sh $(BIN)/python $(KERNELS)

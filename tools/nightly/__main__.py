@@ -29,6 +29,7 @@ STEPS: Mapping[str, Sequence[str]] = {
     "pythons": (*MAKE, "test-pythons"),
     "kernels": (*MAKE, "test-kernels"),
     "page": (*MAKE, "test-page"),
+    "storage": (*MAKE, "test-storage"),
     "audit": (*MAKE, "audit"),
     "bench": (*MAKE, "bench-nightly"),
     "unstable": (sys.executable, "-m", "tools.nightly.unstable"),
