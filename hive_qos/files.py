@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -27,6 +28,8 @@ def write_whole(path: Path, text: str, *, mode: int = 0o600) -> None:
         scratch.replace(path)
         sync_directory(path.parent)
     except OSError as problem:
+        with contextlib.suppress(OSError):
+            scratch.unlink(missing_ok=True)
         problem.filename = str(path)  # writing and syncing name none
         raise
     finally:

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import errno
 import functools
 import os
+import signal
 import sys
 from collections.abc import Callable
 from http import HTTPStatus
@@ -16,6 +18,7 @@ from typing import Final, ParamSpec
 
 import typer
 
+from broker.cli import exit_interrupted
 from hive_qos.errors import (
     BrokerError,
     BrokerRejectedError,
@@ -26,8 +29,11 @@ from hive_qos.errors import (
     ShapingError,
     TransportError,
 )
+from hive_qos.text import printable
 
 P = ParamSpec("P")
+TEXT_LENGTH_MAX = 20_000
+"""Longer than all mistakes of a configuration: what somebody else chose is not shown without an end."""
 
 
 class ExitCode(enum.IntEnum):
@@ -91,15 +97,32 @@ def report_abandoned() -> None:
 
     found = open_abandoned()
     if found is not None:
-        typer.echo(f"hive-qos: {found}", err=True)
+        say(found)
 
 
-def _described(error: OSError) -> str:
-    """The system's words, the file first, and what to do where that is plain."""
-    text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+def report_system(error: OSError) -> ExitCode:
+    """Say what the system refused, and give the exit code of that."""
+    text = f"{error.filename}: {error.strerror}" if error.filename else (error.strerror or str(error))
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"{text}; free some space there, or name another place"
-    return text
+        place = "there, or name another place" if error.filename else "where its output and its files go"
+        text = f"{text}; free some space {place}"
+    say(text)
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _drop_output()
+    return ExitCode.PRIVILEGE if isinstance(error, PermissionError) else ExitCode.SYSTEM
+
+
+def say(text: str) -> None:
+    """Write a line to stderr; where even that cannot be written, the exit code says it alone."""
+    with contextlib.suppress(OSError):
+        typer.echo(f"hive-qos: {printable(text, length_max=TEXT_LENGTH_MAX, lines=True)}", err=True)
+
+
+def _drop_output() -> None:
+    """Write what is still to be printed nowhere; Python would try again at the end, and say so."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def guarded(command: Callable[P, None]) -> Callable[P, None]:
@@ -108,25 +131,30 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         debug = os.environ.get("HIVE_DEBUG") == "1"
+        before = signal.getsignal(signal.SIGINT)
         try:
+            if before is exit_interrupted:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
             command(*args, **kwargs)
             sys.stdout.flush()
         except KeyboardInterrupt:
             raise typer.Exit(ExitCode.INTERRUPTED) from None
         except BrokenPipeError:  # `hive-qos status | head`: the reader has enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _drop_output()
             raise typer.Exit(ExitCode.OK) from None
         except HiveError as error:
             if debug:
                 raise
-            typer.echo(f"hive-qos: {error}", err=True)
+            say(str(error))
             if isinstance(error, BrokerUnavailableError):
                 report_abandoned()
             raise typer.Exit(code_of(error)) from None
         except OSError as error:
             if debug:
                 raise
-            typer.echo(f"hive-qos: {_described(error)}", err=True)
-            raise typer.Exit(ExitCode.PRIVILEGE if isinstance(error, PermissionError) else ExitCode.SYSTEM) from None
+            raise typer.Exit(report_system(error)) from None
+        finally:
+            if before is exit_interrupted:
+                signal.signal(signal.SIGINT, before)
 
     return run

@@ -148,8 +148,11 @@ def _parsed(option: str, text: str, parse: Callable[[str], T]) -> T:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        content = file.read(SNAPSHOT_BYTES_MAX + 1)
+    try:
+        with path.open("rb") as file:
+            content = file.read(SNAPSHOT_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigurationError("--from", str(path), f"cannot be read: {error.strerror}") from error
     try:
         document = json.loads(content) if len(content) <= SNAPSHOT_BYTES_MAX else None
     except ValueError:

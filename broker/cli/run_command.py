@@ -5,12 +5,14 @@ from __future__ import annotations
 import enum
 import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
 from broker import client
+from broker.cli.exits import say
 from broker.enforce import cgroups
 from hive_qos.errors import BrokerRejectedError, BrokerUnavailableError, HiveError
 
@@ -56,7 +58,7 @@ def run(
     except (BrokerUnavailableError, BrokerRejectedError) as problem:
         if not optional:
             raise
-        typer.echo(f"hive-qos: running unclassified: {problem}", err=True)
+        say(f"running unclassified: {problem}")
     _become(command)
 
 
@@ -80,10 +82,12 @@ def _moved_itself(traffic_class: str) -> bool:
 def _become(command: list[str]) -> NoReturn:
     program = shutil.which(command[0])
     if program is None and not os.path.exists(command[0]):
-        typer.echo(f"hive-qos: {command[0]}: no such program", err=True)
+        say(f"{command[0]}: no such program")
         raise typer.Exit(NOT_FOUND)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and what it ignores would stay ignored
+        signal.signal(number, signal.SIG_DFL)
     try:
         os.execv(program or command[0], command)
     except OSError as problem:
-        typer.echo(f"hive-qos: {command[0]}: {problem.strerror}", err=True)
+        say(f"{command[0]}: {problem.strerror}")
         raise typer.Exit(NOT_EXECUTABLE) from None
