@@ -30,6 +30,8 @@ STEPS: Mapping[str, Sequence[str]] = {
     "kernels": (*MAKE, "test-kernels"),
     "page": (*MAKE, "test-page"),
     "storage": (*MAKE, "test-storage"),
+    "chart": (*MAKE, "test-chart"),
+    "image": (*MAKE, "test-image"),
     "audit": (*MAKE, "audit"),
     "bench": (*MAKE, "bench-nightly"),
     "unstable": (sys.executable, "-m", "tools.nightly.unstable"),

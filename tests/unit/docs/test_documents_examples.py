@@ -53,7 +53,7 @@ SYSTEM = {
     "pip", "python3", "torchrun", "ln", "mkdir", "cat", "cp", "mv", "rm", "install", "chmod", "test", "openssl", "curl",
     "apt-get", "usermod", "systemctl", "systemd-sysusers", "systemd-tmpfiles", "systemd-analyze", "systemd-cgls",
     "systemd-run", "journalctl", "ip", "tc", "ss", "nft", "ethtool", "ping", "iperf3", "git", "docker", "ssh", "scp",
-    "rsync", "sysctl", "grep", "head", "sed", "watch", "jq", "nc", "export", "cd",
+    "rsync", "sysctl", "helm", "grep", "head", "sed", "watch", "jq", "nc", "export", "cd",
 }  # fmt: skip
 """Programs of the system. What a command of theirs does to hive-qos is for the test of its page to claim."""
 PREAMBLE = 'version = 1\n[[interface]]\nname = "eth0"\n'
