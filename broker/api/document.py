@@ -31,7 +31,9 @@ from broker.api.schema import (
 )
 from broker.api.snapshot import Snapshot
 from broker.api.window_average import Average
+from broker.law.sharing import deadlines
 from broker.law.sharing.promises import LENDER
+from broker.law.sharing.storage_needs import needed_bits_per_s
 from broker.model.leases import HoldOutcome
 from broker.model.reasons import Reason
 from broker.model.values import (
@@ -42,6 +44,7 @@ from broker.model.values import (
     InterfaceSample,
     JobAllocation,
     JobKey,
+    Need,
     Watch,
 )
 from hive_qos import __version__
@@ -59,6 +62,18 @@ class Outline(NamedTuple):
     holds: list[HoldStatus]
     leases: list[LeaseStatus]
     alarms: list[Alarm]
+
+
+def _progress(snapshot: Snapshot, interface: str, need: Need) -> dict[str, Any]:
+    """How a need comes along, towards its deadline."""
+    if need.remaining_s is None or need.remaining_s <= 0:
+        return {}
+    found: dict[str, Any] = {"needed_bits_per_s": needed_bits_per_s(need)}
+    for state in next((one.deadlines for one in snapshot.decision.state.interfaces if one.name == interface), ()):
+        if state.session == need.session:
+            found["pace_bits_per_s"] = deadlines.pace_bits_per_s(state)
+            found["projected_s"] = deadlines.projected_s(state, need.backlog_bytes)
+    return found
 
 
 def outline(snapshot: Snapshot) -> Outline:
@@ -100,7 +115,7 @@ def document(snapshot: Snapshot) -> Status:
         jobs=shown.jobs,
         schedules=snapshot.decision.allocation.schedules,
         needs=[
-            made(NeedStatus, need, interface=one.name)
+            made(NeedStatus, need, interface=one.name, **_progress(snapshot, one.name, need))
             for one in snapshot.measurements.interfaces
             for need in one.needs
         ],

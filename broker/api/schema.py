@@ -282,9 +282,16 @@ class JobStatus(Struct, kw_only=True):
 
 
 class NeedStatus(Need, frozen=True, kw_only=True):
-    """What a storage program declared; without a destination it counts at each interface."""
+    """What a storage program declared; without a destination it counts at each interface.
+
+    `needed_bits_per_s` is the rate that its deadline needs. `pace_bits_per_s` says how fast its backlog got less
+    lately, and `projected_s` in how long it is done at that pace. All are null without a deadline, or while not known.
+    """
 
     interface: str
+    needed_bits_per_s: int | None = None
+    pace_bits_per_s: int | None = None
+    projected_s: float | None = None
 
 
 class HoldStatus(Hold, frozen=True, kw_only=True):

@@ -63,8 +63,8 @@ ALARM_ADVICE: Final = {
         "Our classes are gone or cannot be read. The broker builds them again.",
         "Stop what else changes qdiscs on this interface (tc, another shaper).",
     ),
-    "deadline-infeasible": AlarmAdvice(
-        "Storage declared more than its share can send before the deadline.",
+    "deadline-at-risk": AlarmAdvice(
+        "What storage has to send will not be there before its deadline, at its pace.",
         "Give storage a larger guarantee, set a later deadline, or copy less.",
     ),
     "deadline-missed": AlarmAdvice(

@@ -4,7 +4,7 @@ Per interface and tick:
 
     counters    -> throughput, demand, what storage is owed         sharing/demand, sharing/guarantee
     announced   -> credits, bursts in progress and due              bursts/announced, bursts/credit
-    declared    -> what storage needs, whether data is at risk      sharing/storage_needs
+    declared    -> what storage needs, whether data is at risk      sharing/storage_needs, deadlines
     flows       -> capacity, outbound and inbound                   capacity/outbound, capacity/inbound
     schedules   -> what each class is promised now                  sharing/promises
     all these   -> HTB rate and ceil of each class, and why         sharing/plan, sharing/water_filling
@@ -32,7 +32,7 @@ from broker.law.holds import grant
 from broker.law.holds.request import decide_ingress
 from broker.law.inbound_state import IngressState
 from broker.law.reading import Reading
-from broker.law.sharing import gso, guarantee, jobs, promises, storage_needs
+from broker.law.sharing import deadlines, gso, guarantee, jobs, promises, storage_needs
 from broker.law.sharing.plan import PEOPLE, ClassNeeds, ClassPlan, moves, plan, unheld
 from broker.law.sharing.promises import LENDER, Promises, promises_of
 from broker.law.state import AppliedState, ClassState, InterfaceState, State
@@ -164,9 +164,11 @@ def _interface(
     )
     rate = estimate.rate_bits_per_s
     in_force, limits = promises.in_force(policy, schedules, capacity_bits_per_s=rate)
-    promised = promises_of(in_force, rate)
-    kept = promises.kept(promised, rate)
     risks, declared = storage_needs.follow(state.risks, seen.needs, now_s=now_s)
+    paces = deadlines.follow(state.deadlines, declared.ahead, now_s=now_s)
+    promised = promises_of(in_force, rate)
+    promised = deadlines.raised(promised, needed_bits_per_s=declared.bits_per_s, capacity_bits_per_s=rate)
+    kept = promises.kept(promised, rate)
     holding_back = grant.decide_held(
         now_s=now_s,
         states=state.held,
@@ -218,6 +220,7 @@ def _interface(
         received_bytes=read.received_bytes,
         classes=tuple(classes),
         risks=risks,
+        deadlines=paces,
         capacity=estimate.state,
         applied_capacity_bits_per_s=rate,
         applied=tuple(_applied(entry) for entry in plans),
@@ -244,10 +247,14 @@ def _interface(
         policies=policy.jobs, bursts=active, now_s=now_s
     )  # fmt: skip
     share = next(entry.share_bits_per_s for entry in plans if entry.name == LENDER)
+    late = deadlines.alarm(
+        interface.name, paces, declared.ahead, all_bits_per_s=declared.bits_per_s, share_bits_per_s=share
+    )
     alarms = (
         *_alarms(seen, read, estimate, promised),
         *credit.alarms(interface.name, after.jobs, now_s=now_s),
-        *storage_needs.alarms(interface.name, declared, share_bits_per_s=share),
+        *storage_needs.alarms(interface.name, declared),
+        *((late,) if late is not None else ()),
         *job_alarms,
     )
     again_s = bursts.again_s(

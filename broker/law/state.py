@@ -108,6 +108,21 @@ class RiskState(Struct, frozen=True):
     spent: bool = False
 
 
+class DeadlineState(Struct, frozen=True):
+    """How one session's backlog gets less, towards its deadline.
+
+    Fields: `began_s` since when it is followed; `counted_bytes` what was left at `counted_s`; `pace_bits_per_s` how
+    fast it got less on average, negative where it grew; `at_risk` whether it will be late.
+    """
+
+    session: str
+    began_s: float
+    counted_s: float
+    counted_bytes: int
+    pace_bits_per_s: float = 0.0
+    at_risk: bool = False
+
+
 class JobUseState(Struct, frozen=True):
     """One job's use of a class at one interface, counted as a class' is.
 
@@ -157,6 +172,7 @@ class InterfaceState(Struct, frozen=True):
     jobs: tuple[JobState, ...] = ()
     users: tuple[UserState, ...] = ()
     risks: tuple[RiskState, ...] = ()
+    deadlines: tuple[DeadlineState, ...] = ()
     applied_capacity_bits_per_s: int = 0
     applied: tuple[AppliedState, ...] = ()
     job_uses: tuple[JobUseState, ...] = ()

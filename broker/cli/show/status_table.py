@@ -37,6 +37,7 @@ from broker.cli.show.screen import (
     rate,
     reason_text,
     size,
+    span,
 )
 from hive_qos.text import printable
 
@@ -310,7 +311,13 @@ def _needs(needs: list[Mapping[str, Any]]) -> list[RenderableType]:
     lines: list[RenderableType] = []
     for need in needs[:NEEDS_SHOWN_MAX]:
         remaining, at_risk = need.get("remaining_s"), need.get("replicas_at_risk")
-        due = f", due in {remaining:.0f} s" if isinstance(remaining, (int, float)) else ""
+        due = f", due in {span(remaining)}" if isinstance(remaining, (int, float)) else ""
+        if isinstance(need.get("pace_bits_per_s"), int):
+            end_s = need.get("projected_s")
+            done = (
+                "it does not get less" if end_s is None else f"done in {span(end_s)} at {rate(need['pace_bits_per_s'])}"
+            )
+            due += f", {done}"
         risk = f", {at_risk} objects with too few copies" if isinstance(at_risk, int) and at_risk else ""
         name = printable(str(need.get("interface", "?")))
         lines.append(Text(f"storage has {size(need.get('backlog_bytes'))} to send through {name}{due}{risk}"))

@@ -2,7 +2,7 @@
 
 demand     bytes left by time left of each need that has a deadline; one without wants all that it can get, and so
            does one whose deadline has passed. Programs that declare nothing count with what they use.
-deadline   infeasible when the rate exceeds what storage's share is at present demand: an alarm, with the figures.
+deadline   `broker.law.sharing.deadlines` says whether it will be kept, and raises what storage is promised.
 at risk    while objects have too few copies storage lends nothing: its HTB rate is its guarantee (HTB serves a
            class' own rate before it lends anything, so this goes before every priority), bursts or not. Never
            more than the guarantee, and not for ever: `RISK_S_MAX` at once of each user, which come back at
@@ -18,7 +18,6 @@ from msgspec import Struct
 from broker.law.state import RiskState
 from broker.model.reasons import Because, Reason
 from broker.model.values import Alarm, Need
-from hive_qos.units import format_rate, format_size
 
 NEEDS_MAX = 256
 """One of each session at most; a daemon has no more sessions."""
@@ -32,16 +31,15 @@ guarantee. Once spent, a minute has to come back first, so that rates do not flu
 class Declared(Struct, frozen=True):
     """What storage declares at one interface now, all programs together.
 
-    Fields: `bits_per_s` needed for all deadlines; `unlimited` whether a need has none, or a missed one; `backlog_bytes`
-    of those with a deadline ahead, `remaining_s` of the nearest; `overdue_s` by how much the worst is late, 0 where
+    Fields: `bits_per_s` needed for all deadlines; `unlimited` whether a need has none, or a missed one; `ahead` the
+    needs whose deadline is; `overdue_s` by how much the worst is late, 0 where
     none is; `replicas` at risk that count, `refused` those whose user's time is spent; `left_s` for how long they may;
     `any` whether anything is declared.
     """
 
     bits_per_s: int = 0
     unlimited: bool = False
-    backlog_bytes: int = 0
-    remaining_s: float = 0.0
+    ahead: tuple[Need, ...] = ()
     overdue_s: float = 0.0
     replicas: int = 0
     refused: int = 0
@@ -92,10 +90,9 @@ def follow(
     ahead = [need for need in current if need.remaining_s is not None and need.remaining_s > 0]
     late = [-need.remaining_s for need in current if need.remaining_s is not None and need.remaining_s <= 0]
     declared = Declared(
-        bits_per_s=sum(_bits_per_s(need) for need in ahead),
+        bits_per_s=sum(needed_bits_per_s(need) for need in ahead),
         unlimited=len(ahead) < len(current),
-        backlog_bytes=sum(need.backlog_bytes for need in ahead),
-        remaining_s=min((need.remaining_s or 0.0 for need in ahead), default=0.0),
+        ahead=tuple(ahead),
         overdue_s=max(late, default=0.0),
         replicas=sum(at_risk[risk.uid] for risk in counting),
         refused=sum(at_risk[risk.uid] for risk in after if risk.uid in at_risk and risk.spent),
@@ -105,22 +102,9 @@ def follow(
     return tuple(risk for risk in after if risk.left_s < RISK_S_MAX or risk.uid in at_risk), declared
 
 
-def alarms(name: str, declared: Declared, *, share_bits_per_s: int) -> tuple[Alarm, ...]:
-    """What of it cannot be kept.
-
-    Args:
-        name: of the interface.
-        declared: from `follow`.
-        share_bits_per_s: what storage gets at present demand, its own as declared.
-    """
+def alarms(name: str, declared: Declared) -> tuple[Alarm, ...]:
+    """What was not kept, at an interface."""
     found = []
-    if declared.bits_per_s > share_bits_per_s:
-        text = (
-            f"storage has {format_size(declared.backlog_bytes)} to send, the first of it due in "
-            f"{declared.remaining_s:.3g} s: that needs {format_rate(declared.bits_per_s)}, and "
-            f"{format_rate(share_bits_per_s)} are its part at present demand"
-        )
-        found.append(Alarm("deadline-infeasible", f"{name}/storage", text))
     if declared.overdue_s > 0:
         text = f"storage has not sent what was due {declared.overdue_s:.3g} s ago"
         found.append(Alarm("deadline-missed", f"{name}/storage", text))
@@ -133,7 +117,8 @@ def alarms(name: str, declared: Declared, *, share_bits_per_s: int) -> tuple[Ala
     return tuple(found)
 
 
-def _bits_per_s(need: Need) -> int:
+def needed_bits_per_s(need: Need) -> int:
+    """The rate that its deadline needs."""
     return int(need.backlog_bytes * 8 / max(need.remaining_s or 0.0, REMAINING_S_MIN))
 
 

@@ -76,7 +76,7 @@ def test_what_storage_declares_is_shown_and_kept_over_a_restart_of_the_broker_un
             (need,) = wait_until(lambda: running.status()["needs"])
             assert (need["interface"], need["backlog_bytes"], need["replicas_at_risk"]) == ("lo", 10**12, 3)
             assert 0 < need["remaining_s"] <= 600
-            wait_until(lambda: "deadline-infeasible" in alarms(running))
+            wait_until(lambda: "deadline-at-risk" in alarms(running))
             classes = {entry["name"]: entry for entry in running.status()["interfaces"][0]["classes"]}
             assert classes["storage"]["reason"]["code"] == "replicas-at-risk"
             assert classes["storage"]["rate_bits_per_s"] == classes["storage"]["guarantee_bits_per_s"]

@@ -240,7 +240,7 @@ def test_what_storage_declares_is_in_the_document_and_told_in_a_line() -> None:
         ("eth0", "s-2", 977, 12), ("eth0", "s-3", 977, 0),
     ]  # fmt: skip
     text = shown(value)
-    assert "storage has 50 GiB to send through eth0, due in 600 s, 12 objects with" in text
+    assert "storage has 50 GiB to send through eth0, due in 10 min, 12 objects with" in text
     assert "storage has 1 MiB to send through eth0\n" in text.replace(" \n", "\n")
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
 

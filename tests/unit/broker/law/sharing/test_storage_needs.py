@@ -70,7 +70,7 @@ def test_needs_of_several_programs_add_up() -> None:
 def test_a_deadline_that_cannot_be_kept_is_an_alarm_with_its_figures() -> None:
     decision, _ = go((need(100 * MB, 40.0),))
     (alarm,) = decision.alarms
-    assert (alarm.code, alarm.subject) == ("deadline-infeasible", "a/storage")
+    assert (alarm.code, alarm.subject) == ("deadline-at-risk", "a/storage")
     for figure in ("95.37 MiB", "40 s", "20 Mbit/s"):
         assert figure in alarm.text
     assert codes(go((need(100 * MB, 40.0),), compute=1e6, waiting=0)[0]) == [], "alone it can be"
