@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import signal
+import socket
 from pathlib import Path
 from typing import Annotated
 
@@ -53,9 +54,17 @@ def broker(
     from broker.daemon.config_store import ConfigStore, Source
     from broker.process.log import open_log
     from broker.process.recent_events import RecentEvents
+    from broker.process.telemetry import ENDPOINTS, from_environment
 
+    telemetry, missing = None, ""
+    try:
+        telemetry = from_environment(os.environ, host=socket.gethostname())
+    except ImportError as problem:
+        missing = f"{problem}; install hive-qos[otel], or unset {' and '.join(ENDPOINTS)}"
     recent = RecentEvents()
-    log = open_log(verbose=verbose, recent=recent)
+    log = open_log(verbose=verbose, recent=recent, forward=telemetry.take if telemetry is not None else None)
+    if missing:
+        log.warning("telemetry-missing", note=missing)
     state = None if state_dir is None else str(state_dir.absolute())
     # A bad file with nothing good behind it is an error before anything heavy is imported or touched.
     configurations = ConfigStore(Source(read=lambda: read(config), parse=parse, state_dir=state), log=log)
@@ -91,6 +100,7 @@ def broker(
         watchdog=WatchdogClient(log=log),
         finder=SocketFinder(log=log),
         notifier=Notifier(),
+        telemetry=telemetry,
     )
     daemon = Daemon(Options(configurations, take_over=take_over, rebuild=rebuild), given)
     if received:

@@ -42,6 +42,7 @@ from broker.process.log import Log
 from broker.process.notify import Notifier
 from broker.process.recent_events import RecentEvents
 from broker.process.socket_finder_client import SocketFinder
+from broker.process.telemetry import Telemetry
 from broker.process.watchdog_client import WatchdogClient
 from broker.sessions.burst_table import BurstTable
 from broker.sessions.job_table import JobTable
@@ -88,6 +89,7 @@ class Environment:
         finder: looks into other processes, which this one may not any more then, so that sockets which were there
             before their rule get its class. None leaves them.
         notifier: reports our state to systemd.
+        telemetry: gets what `log` writes; None sends nothing. The daemon starts and closes it.
         clock: monotonic seconds. wall_clock: seconds since 1970, for accounting by the hour.
     """
 
@@ -99,6 +101,7 @@ class Environment:
     watchdog: WatchdogClient | None = None
     finder: SocketFinder | None = None
     notifier: Notifier = field(default_factory=lambda: Notifier({}))
+    telemetry: Telemetry | None = None
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time
 

@@ -112,6 +112,8 @@ class Daemon:
             parts.close()
             self._leave_peers(parts.peer_link)
         given.log.info("daemon-stopped", ticks=parts.deciding.ticks)
+        if given.telemetry is not None:
+            given.telemetry.close()
         if problems:
             raise ShapingError(f"not everything was put back: {'; '.join(problems)}")
 

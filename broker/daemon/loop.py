@@ -122,6 +122,7 @@ class Loop:
         )
         try:
             self._keep_page()
+            self._start_telemetry()
             self._notifier.ready(self._components.summary())
             names = ",".join(sorted(self._components.egress_trees.names))
             self._environment.log.info("daemon-ready", interfaces=names, socket=daemon.session_socket)
@@ -148,6 +149,21 @@ class Loop:
             if self._notifier.watchdog_s is not None and now_s - watchdog_s >= self._notifier.watchdog_s:
                 watchdog_s = now_s
                 self._notifier.watchdog()
+
+    def _start_telemetry(self) -> None:
+        """Its thread begins here, where this one has given up the rights of the finder."""
+        log = self._environment.log
+
+        def tell(well: bool) -> None:
+            if well:
+                log.info("telemetry-recovered")
+            else:
+                log.warning(
+                    "telemetry-failed", note="see OTEL_EXPORTER_OTLP_ENDPOINT; tried again with the next records"
+                )
+
+        if self._environment.telemetry is not None:
+            self._environment.telemetry.start(tell=tell)
 
     def _keep_page(self) -> None:
         latest = self._latest_snapshot

@@ -53,6 +53,9 @@ EVENTS: Final[Mapping[str, Event]] = {
         "Something else limits a class or job.",
         ("interface", "traffic_class", "job", "uid", "limited_by", "before", "text"),
     ),
+    "telemetry-missing": Event("warning", "OpenTelemetry is asked for, and not installed.", ("note",)),
+    "telemetry-failed": Event("warning", "The collector does not take records. They are lost meanwhile.", ("note",)),
+    "telemetry-recovered": Event("info", "The collector takes records again."),
     # interfaces and their trees
     "interface-shaped": Event(
         "info", "Our queues are on an interface.", ("interface", "adopted", "prior", "operations")

@@ -17,7 +17,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, Final, Protocol, TextIO, cast
 
 import structlog
@@ -36,6 +36,7 @@ KINDS_MAX = 1024
 """Pairs of event and user whose lines are counted; the oldest is forgotten."""
 
 _Entry = MutableMapping[str, Any]
+Forward = Callable[[Mapping[str, Any]], None]
 _logfmt = structlog.processors.LogfmtRenderer(bool_as_flag=False)
 
 
@@ -55,15 +56,21 @@ class Log(Protocol):
         """Write that something does not work while the daemon goes on. `exc_info=True` adds the handled exception."""
 
 
-def open_log(*, verbose: bool = False, recent: RecentEvents | None = None) -> Log:
+def open_log(*, verbose: bool = False, recent: RecentEvents | None = None, forward: Forward | None = None) -> Log:
     """Open the log of this process: for the journal where systemd connects standard error to it (JOURNAL_STREAM)."""
-    return make_log(sys.stderr, journal="JOURNAL_STREAM" in os.environ, verbose=verbose, recent=recent)
+    journal = "JOURNAL_STREAM" in os.environ
+    return make_log(sys.stderr, journal=journal, verbose=verbose, recent=recent, forward=forward)
 
 
 def make_log(
-    out: TextIO, *, journal: bool, verbose: bool = False, clock: Callable[[], float] = time.monotonic,
+    out: TextIO,
+    *,
+    journal: bool,
+    verbose: bool = False,
+    clock: Callable[[], float] = time.monotonic,
     recent: RecentEvents | None = None,
-) -> Log:  # fmt: skip
+    forward: Forward | None = None,
+) -> Log:
     """Make a log that any thread may use.
 
     Args:
@@ -72,7 +79,14 @@ def make_log(
         verbose: write debug events, too.
         clock: monotonic seconds.
         recent: keeps the last events, debug events too; None keeps none.
+        forward: also gets each event that is written, escaped, with its `event` and `level`.
     """
+
+    def forwarded(logger: object, method: str, entry: _Entry) -> _Entry:
+        if forward is not None:
+            forward(entry)
+        return entry
+
     render: list[Any] = [structlog.processors.TimeStamper(fmt="iso", utc=True), _plain_line]
     if journal:
         render = [_journal_line]
@@ -88,6 +102,7 @@ def make_log(
             structlog.processors.format_exc_info,
             _printable,
             *keep,
+            forwarded,
             *render,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),

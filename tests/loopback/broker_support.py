@@ -23,6 +23,7 @@ from broker.policy.toml import load
 from broker.process.log import open_log
 from broker.process.notify import Notifier
 from broker.process.recent_events import RecentEvents
+from broker.process.telemetry import Telemetry
 from hive_qos.errors import BrokerUnavailableError
 from shaping.testing import FakeClassifier, FakeKernel
 
@@ -60,6 +61,7 @@ class Running:
     notifier: Notifier = field(default_factory=lambda: Notifier({}))
     mark: Callable[..., None] | None = None
     namespace: str = ""
+    telemetry: Telemetry | None = None
 
     @property
     def sessions(self) -> str:
@@ -87,13 +89,14 @@ class Running:
         path = self.folder / "broker.toml"
         source = Source(read=lambda: read_file(path), parse=load, state_dir=str(self.folder / "state"))
         recent = RecentEvents()
-        log = open_log(recent=recent)
+        log = open_log(recent=recent, forward=self.telemetry.take if self.telemetry is not None else None)
         options = Options(ConfigStore(source, log=log))
         given = Environment(
             kernel=self.kernel,
             classifier=FakeClassifier(),
             log=log,
             recent=recent,
+            telemetry=self.telemetry,
             mark=self.mark or mark,
             notifier=self.notifier or Notifier({}),
         )
