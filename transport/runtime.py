@@ -167,7 +167,6 @@ class Runtime:
         endpoints = bootstrap.serve(engine, self._endpoint.hello)
         for pair in bootstrap.sockets:
             broker.register(pair)  # marks come last: what an engine sets (ECN in the TOS) would undo them
-        broker.serves(endpoints[0][0])
         self._loop.call(lambda: self._serves(engine, endpoints))
         peers = bootstrap.peers
 

@@ -39,7 +39,6 @@ class Flow:
         outstanding: messages under way at once.
         sleep_s: the receiver takes nothing for so long at first.
         lead_s: the sender waits for so long at first.
-        rate_bits_per_s: what an engine that follows a rate is given, 0 for none.
     """
 
     seconds: float
@@ -48,7 +47,6 @@ class Flow:
     outstanding: int
     sleep_s: float = 0.0
     lead_s: float = 0.0
-    rate_bits_per_s: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

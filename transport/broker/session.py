@@ -39,13 +39,8 @@ class BrokerSession:
         socket_path: str | None,
         delays: OneWayDelay,
         rank_of: Callable[[int], int | None],
-        rates: bool = False,
     ) -> None:
-        """Args: `rates`: pass the broker's rate on to the engine, for a congestion control that follows it."""
-        self._session = Session(job=job, socket_path=socket_path, rates=rates)
-        self._rates = rates
-        self._compute: int | None = None
-        self._environment = False
+        self._session = Session(job=job, socket_path=socket_path)
         self._delays = delays
         self._rank_of = rank_of
         self._activity: dict[int, tuple[int, float]] = {}
@@ -70,10 +65,6 @@ class BrokerSession:
         for sock, role in ((sockets.compute, "gradient"), (sockets.bulk, "bulk")):
             copy = sock.dup()
             copies.append((self._session.register(copy, traffic_class="compute", role=role), copy))
-
-    def serves(self, compute: int) -> None:
-        """Gradients go over this endpoint of the engine, the one that follows the host's routes as the broker does."""
-        self._compute = compute
 
     def collective_begins(self, now_s: float, collective: Hashable, bytes_by_destination: Mapping[str, int]) -> None:
         """A collective begins that sends so many bytes of payload to each address. From any thread.
@@ -104,14 +95,11 @@ class BrokerSession:
     def tick(self, now_s: float, engine: Engine | None) -> float:
         """Report what is due; returns when to be called next."""
         wake_s = self._tell_end(now_s)
-        if engine is None or (self._session.state is not SessionState.CONNECTED and not self._environment):
+        if engine is None or self._session.state is not SessionState.CONNECTED:
             return wake_s
         if now_s >= self._next_report_s:
             self._next_report_s = now_s + REPORT_S
-            if self._rates:
-                self._pass_rate(engine)
-            if self._session.state is SessionState.CONNECTED:
-                self._measure(engine.statistics(), now_s)
+            self._measure(engine.statistics(), now_s)
         return min(wake_s, self._next_report_s)
 
     def _tell_end(self, now_s: float) -> float:
@@ -125,13 +113,6 @@ class BrokerSession:
             return self._bursts.next_wake_s()
         finally:
             self._announcing.release()
-
-    def _pass_rate(self, engine: Engine) -> None:
-        """Give the engine the rate that holds now, again and again as it wants it, and take it away where it ends."""
-        rate = self._session.rate("compute")
-        if self._compute is not None and (rate is not None or self._environment):
-            engine.set_rate(self._compute, rate)
-            self._environment = rate is not None
 
     def _measure(self, statistics: Mapping[int, ConnectionStatistics], now_s: float) -> None:
         """Report every connection, and ask the peers that we send to for the one-way delay."""

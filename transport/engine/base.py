@@ -72,9 +72,8 @@ class EngineSettings:
             be held up; less where both sides are native and nothing of Python's is in the way.
         handshake_timeout_s: a connection that is not up by then has failed.
         datagram_bytes: UDP payload of a packet; 1200 passes everywhere, 1452 fits Ethernet without tunnels.
-        congestion: for gradients, `auto` (CUBIC below `Engine.set_rate`, which on native tolerates random
-            loss), `cubic`, `reno` (not measured), or, native only, `bbr`. Native's bulk endpoints use
-            its delay-bounded controller instead.
+        congestion: for gradients, `auto` (CUBIC, which on native tolerates random loss), `cubic`, `reno` (not
+            measured), or, native only, `bbr`. Native's bulk endpoints use its delay-bounded controller instead.
         shared_memory: whether messages to peers of this host go through memory that both share; native only, and only
             where the peer's engine has it too.
         protocol: which of `PROTOCOLS` is spoken (ALPN); a peer that speaks another is refused in its handshake.
@@ -354,27 +353,6 @@ class Engine(abc.ABC):
         Connections that this side dialled move: the peer hears from the new address and validates it, and both sides
         measure the new path afresh (RFC 9000 section 9). Only who dialled can move: connections that this side has
         accepted, and attempts that are not up yet, end with `ConnectionDown`, to be dialled again by whoever can.
-        """
-
-    @abc.abstractmethod
-    def set_rate(self, endpoint: int, bits_per_s: int | None) -> None:
-        """Say how much the connections of an endpoint may send together, where the congestion control is `auto`.
-
-        - The rate is of the wire: each datagram counts with 62 bytes of headers (Ethernet, IPv6, UDP). It is an upper
-          bound: less is sent where the path gives less, and 0.95 of it at most, because acknowledgements are not held.
-        - It is divided among the connections that have data to send, in equal parts; what one of them cannot use,
-          because its path gives less, goes to the others.
-        - It is followed from the next packet or acknowledgement of each connection on. Below it
-          the control goes by what the path shows.
-        - It is forgotten `RATE_VALID_S` after it was last given. Without a rate (None: not known), connections do as
-          without `set_rate`.
-        - Under another congestion control, and for an endpoint that does not exist, nothing comes of it.
-
-        Args:
-            bits_per_s: above 0, or None.
-
-        Raises:
-            MisuseError: not above 0, or the endpoint is for bulk, which yields to everything already.
         """
 
     @abc.abstractmethod

@@ -48,7 +48,6 @@ from transport.engine.validation import (
     called,
     check_endpoint,
     check_open,
-    check_rate,
     check_settings,
     check_socket,
     check_taken,
@@ -196,12 +195,6 @@ class NativeEngine(Engine):
         for number, _ in ours:
             if number not in moving:
                 self._core.disconnect(number, WireCode.NO_ERROR, "the address of this side has changed")
-
-    def set_rate(self, endpoint: int, bits_per_s: int | None) -> None:
-        self._check_open()
-        served = self._endpoints.get(endpoint)
-        check_rate(bits_per_s, bulk=served is not None and served.bulk)
-        self._core.set_rate(endpoint, bits_per_s)
 
     def connect(self, endpoint: int, remote: Address, *, expected_peer: str | None) -> int:
         self._check_open()

@@ -105,18 +105,6 @@ def check_socket(sock: socket.socket) -> None:
         raise MisuseError("an endpoint needs a UDP socket")
 
 
-def check_rate(bits_per_s: int | None, *, bulk: bool) -> None:
-    """Hold what `Engine.set_rate` is given against what can be followed.
-
-    Raises:
-        MisuseError: it is not above 0, or the endpoint is for bulk.
-    """
-    if bits_per_s is not None and bits_per_s <= 0:
-        raise MisuseError(f"a rate of {bits_per_s} bit/s; it must be above 0, or None where it is not known")
-    if bulk:
-        raise MisuseError("a bulk endpoint follows no rate: it yields to everything already")
-
-
 def read_credentials(credentials: Credentials) -> tuple[list[x509.Certificate], PrivateKeyTypes]:
     """Certificate chain, leaf first, and key.
 

@@ -1,4 +1,4 @@
-//! CUBIC (RFC 9438) that tells random loss from congestion: the law of `auto`, below a rate where one is known.
+//! The control `auto`: CUBIC (RFC 9438) that tells random loss from congestion.
 //!
 //! A loss lowers the window, to 0.7, only where it is a sign of congestion:
 //! - A queue stands: for a quarter of a round trip, every acknowledgement shows the path's least round trip and
@@ -8,7 +8,7 @@
 //!   show a queue, or a policer, drops so.
 //! - The peer reports ECN marks, or congestion persists (RFC 9002 7.6).
 //!
-//! Slow start ends with the first round that shows a queue, unless packets are paced: then the queue is others'.
+//! Slow start ends with the first round that shows a queue.
 //!
 //! Beside CUBIC, where the buffer holds 0.43 of the path or more, both cut by the same 0.7 at the same losses, so both
 //! have the same share: 1 / 1.43 is what 0.7 leaves of a full path and its queue. A shorter buffer favours this law.
@@ -17,7 +17,12 @@
 //! The path's least is remembered for ten minutes at least. Where it is too low, for the route became longer, this is plain
 //! CUBIC. Where it is too high, for others' queue never ends, losses up to `LOSS_SHARE` pass for random.
 
+use std::any::Any;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use quinn_proto::RttEstimator;
+use quinn_proto::congestion::{Controller, ControllerFactory};
 
 use super::acked_packets::AckedPackets;
 use super::min_rtt::MinRtt;
@@ -42,6 +47,14 @@ const LOSS_SHARE: f64 = 0.02;
 /// What chance adds to it: at 1 % of random loss, 1 round of 10,000 is above.
 const LOSS_DEVIATIONS: f64 = 3.0;
 const LOSS_PACKETS_MIN: f64 = 100.0;
+
+pub struct LossTolerantCubicConfig;
+
+impl ControllerFactory for LossTolerantCubicConfig {
+    fn build(self: Arc<Self>, _now: Instant, current_mtu: u16) -> Box<dyn Controller> {
+        Box::new(LossTolerantCubic::new(f64::from(current_mtu)))
+    }
+}
 
 /// Since `began`; it ends with the first acknowledgement of a packet that was sent after that.
 #[derive(Clone, Debug, Default)]
@@ -85,11 +98,9 @@ struct Epoch {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct LossTolerantCubic {
+struct LossTolerantCubic {
     packet_bytes: f64,
     window_bytes: f64,
-    /// In bytes a second; infinite without.
-    pace: f64,
     threshold_bytes: f64,
     window_max: f64,
     epoch: Option<Epoch>,
@@ -107,12 +118,10 @@ pub(super) struct LossTolerantCubic {
 }
 
 impl LossTolerantCubic {
-    pub(super) fn new(current_mtu: u16) -> Self {
-        let packet_bytes = f64::from(current_mtu);
+    fn new(packet_bytes: f64) -> Self {
         Self {
             packet_bytes,
             window_bytes: WINDOW_PACKETS_INITIAL * packet_bytes,
-            pace: f64::INFINITY,
             threshold_bytes: f64::INFINITY,
             window_max: 0.0,
             epoch: None,
@@ -128,81 +137,11 @@ impl LossTolerantCubic {
         }
     }
 
-    pub(super) fn window_bytes(&self) -> f64 {
-        self.window_bytes
-    }
-
-    /// What the window allows on an empty path, in bytes a second; infinite before the first round trip.
-    pub(super) fn rate(&self) -> f64 {
-        let least_s = self.least.least_s();
-        if least_s.is_finite() {
-            self.window_bytes / least_s
-        } else {
-            f64::INFINITY
-        }
-    }
-
-    /// Packets are paced at `rate` from now on, in bytes a second; at no rate where it is infinite. Then the window goes
-    /// on in congestion avoidance from what was in use, rate * least round trip.
-    pub(super) fn pace(&mut self, rate: f64) {
-        if rate.is_infinite() && self.pace.is_finite() {
-            let in_use = (self.pace * self.least.least_s()).max(WINDOW_PACKETS_INITIAL * self.packet_bytes);
-            self.window_bytes = self.window_bytes.min(in_use);
-            self.threshold_bytes = self.window_bytes;
-        }
-        self.pace = rate;
-    }
-
-    pub(super) fn set_packet_bytes(&mut self, packet_bytes: f64) {
-        self.packet_bytes = packet_bytes;
-        self.window_bytes = self.window_bytes.max(self.window_min());
-    }
-
-    pub(super) fn on_sent(&mut self, now: Instant) {
-        self.round.began.get_or_insert(now);
-    }
-
-    pub(super) fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, app_limited: bool) {
+    fn note_ack(&mut self, now: Instant, sent: Instant, bytes: u64, app_limited: bool) {
         self.acks.add(now, sent, bytes, app_limited);
         self.acked_sent = self.acked_sent.max(Some(sent));
         if !app_limited && self.cut_at.is_none_or(|cut_at| sent > cut_at) {
             self.growing_bytes += bytes as f64;
-        }
-    }
-
-    pub(super) fn on_end_acks(&mut self, now: Instant) {
-        let acks = std::mem::take(&mut self.acks);
-        if let Some(rtt_s) = acks.rtt_s {
-            self.least.add(rtt_s, now, LEAST_SPAN);
-            self.round.least_s = Some(self.round.least_s.map_or(rtt_s, |least_s| least_s.min(rtt_s)));
-            self.judge(rtt_s, now);
-        }
-        self.grow(now);
-        self.losses.acked += acks.bytes as f64;
-        if let Some(began) = self.round.began
-            && self.acked_sent >= Some(began)
-        {
-            self.end_round(now);
-        }
-    }
-
-    pub(super) fn on_congestion_event(&mut self, now: Instant, sent: Instant, persistent: bool, lost_bytes: u64) {
-        self.losses.lost += lost_bytes as f64;
-        self.losses.sent = self.losses.sent.max(Some(sent));
-        if self.answered(sent) {
-            return;
-        }
-        if persistent {
-            self.cut(now);
-            self.window_max = self.window_bytes;
-            self.window_bytes = self.window_min();
-            self.epoch = None;
-            self.cut_at = None;
-        } else if lost_bytes == 0 {
-            self.cut(now); // so the stack reports ECN marks
-        } else {
-            let least_s = f64::INFINITY;
-            self.suspicion.get_or_insert(Suspicion { at: now, sent, least_s });
         }
     }
 
@@ -241,8 +180,7 @@ impl LossTolerantCubic {
         let round = std::mem::take(&mut self.round);
         if let Some(least_s) = round.least_s {
             let queue_s = least_s - self.least.least_s();
-            let searches = self.window_bytes < self.threshold_bytes && self.pace.is_infinite();
-            if searches && queue_s > self.queue_s_max() {
+            if self.window_bytes < self.threshold_bytes && queue_s > self.queue_s_max() {
                 self.threshold_bytes = self.window_bytes;
             }
         }
@@ -315,3 +253,74 @@ impl LossTolerantCubic {
         self.epoch = Some(epoch);
     }
 }
+
+impl Controller for LossTolerantCubic {
+    fn on_sent(&mut self, now: Instant, _bytes: u64, _last_packet_number: u64) {
+        self.round.began.get_or_insert(now);
+    }
+
+    fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, app_limited: bool, _rtt: &RttEstimator) {
+        self.note_ack(now, sent, bytes, app_limited);
+    }
+
+    fn on_end_acks(&mut self, now: Instant, _in_flight: u64, _app_limited: bool, _largest: Option<u64>) {
+        let acks = std::mem::take(&mut self.acks);
+        if let Some(rtt_s) = acks.rtt_s {
+            self.least.add(rtt_s, now, LEAST_SPAN);
+            self.round.least_s = Some(self.round.least_s.map_or(rtt_s, |least_s| least_s.min(rtt_s)));
+            self.judge(rtt_s, now);
+        }
+        self.grow(now);
+        self.losses.acked += acks.bytes as f64;
+        if let Some(began) = self.round.began
+            && self.acked_sent >= Some(began)
+        {
+            self.end_round(now);
+        }
+    }
+
+    fn on_congestion_event(&mut self, now: Instant, sent: Instant, persistent: bool, lost_bytes: u64) {
+        self.losses.lost += lost_bytes as f64;
+        self.losses.sent = self.losses.sent.max(Some(sent));
+        if self.answered(sent) {
+            return;
+        }
+        if persistent {
+            self.cut(now);
+            self.window_max = self.window_bytes;
+            self.window_bytes = self.window_min();
+            self.epoch = None;
+            self.cut_at = None;
+        } else if lost_bytes == 0 {
+            self.cut(now); // so the stack reports ECN marks
+        } else {
+            let least_s = f64::INFINITY;
+            self.suspicion.get_or_insert(Suspicion { at: now, sent, least_s });
+        }
+    }
+
+    fn on_mtu_update(&mut self, new_mtu: u16) {
+        self.packet_bytes = f64::from(new_mtu);
+        self.window_bytes = self.window_bytes.max(self.window_min());
+    }
+
+    fn window(&self) -> u64 {
+        self.window_bytes as u64
+    }
+
+    fn clone_box(&self) -> Box<dyn Controller> {
+        Box::new(self.clone())
+    }
+
+    fn initial_window(&self) -> u64 {
+        (WINDOW_PACKETS_INITIAL * self.packet_bytes) as u64
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn Any> {
+        self
+    }
+}
+
+#[cfg(test)]
+#[path = "loss_tolerant_cubic_tests.rs"]
+mod tests;

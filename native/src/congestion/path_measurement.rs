@@ -10,7 +10,6 @@ use quinn_proto::congestion::{Controller, ControllerFactory, ControllerMetrics};
 
 use super::acked_packets::AckedPackets;
 use super::min_rtt::{MIN_RTT_WINDOW, MinRtt};
-use super::pacer::Pacer;
 use crate::runtime::locks::locked;
 
 const RATE_SPAN: Duration = Duration::from_millis(100);
@@ -48,8 +47,6 @@ pub struct PathMeasurement {
     pub rate: Arc<DeliveryRate>,
     /// The path is a new one since the last packet was sent.
     restart: AtomicBool,
-    /// What holds the packets back where a rate is followed.
-    pub pace: Arc<Pacer>,
 }
 
 /// What the path has delivered of late.
@@ -95,7 +92,6 @@ impl PathMeasurement {
             used: Arc::default(),
             rate: Arc::default(),
             restart: AtomicBool::new(false),
-            pace: Arc::default(),
         })
     }
 
@@ -248,12 +244,11 @@ impl Controller for Observed {
         state.told.delivered += acks.bytes;
         state.told.window = self.inner.metrics().congestion_window;
         // Where packets are lost, what is in flight is wanted twice: a piece of a message of which one packet was lost
-        // stays for another round trip or two. A window below a rate does not grow by itself, so all of it is wanted.
-        // BBR's window is twice what the path holds already.
-        let used = match (self.measure.pace.paced(), self.fills_window) {
-            (true, _) => 2 * state.told.window,
-            (false, true) => state.told.window,
-            (false, false) => 2 * state.told.in_flight.min(state.told.window),
+        // stays for another round trip or two. BBR's window is twice what the path holds already.
+        let used = if self.fills_window {
+            state.told.window
+        } else {
+            2 * state.told.in_flight.min(state.told.window)
         };
         self.measure.used.store(used, Ordering::Relaxed);
         state.told.in_flight = in_flight;

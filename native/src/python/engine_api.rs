@@ -217,12 +217,6 @@ impl Core {
         py.detach(|| self.engine.resumed())
     }
 
-    /// Give an endpoint a rate to follow, or take it away.
-    #[pyo3(signature = (endpoint, bits_per_s))]
-    fn set_rate(&self, endpoint: u64, bits_per_s: Option<u64>) {
-        self.engine.set_rate(endpoint, bits_per_s);
-    }
-
     /// Dial; ends in "chain" or "down" with this number. Whether it is taken.
     #[pyo3(signature = (endpoint, number, host, port, scope, expected))]
     #[expect(clippy::too_many_arguments, reason = "an address has three parts")]

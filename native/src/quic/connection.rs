@@ -194,12 +194,6 @@ impl Connection {
         }
     }
 
-    /// Have the driver look whether something may be sent now.
-    pub fn nudge(&self) {
-        let mut state = self.lock();
-        self.mark_dirty(&mut state);
-    }
-
     /// Wake who waits for what has happened. Whether somebody was woken.
     pub fn settle(&self, state: &mut State) -> bool {
         let mut woken = false;

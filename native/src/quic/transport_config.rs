@@ -8,7 +8,6 @@ use quinn_proto::{EndpointConfig, TransportConfig};
 use super::tls::Limits;
 use crate::congestion;
 use crate::congestion::path_measurement::{ObservedFactory, PathMeasurement};
-use crate::congestion::rate_share::EndpointRate;
 use crate::settings::Settings;
 
 /// Of messages that overtake the hello: the windows of the first three round trips are less.
@@ -27,14 +26,8 @@ pub fn endpoint_config(settings: &Settings) -> EndpointConfig {
 }
 
 /// What a connection of ours is like; `measure` hears how it goes.
-pub fn transport(
-    settings: &Settings,
-    bulk: bool,
-    rate: &Arc<EndpointRate>,
-    measure: &Arc<PathMeasurement>,
-) -> Arc<TransportConfig> {
-    let inner = congestion::factory(&settings.congestion, bulk, rate, &measure.pace)
-        .expect("the name was checked when the engine began");
+pub fn transport(settings: &Settings, bulk: bool, measure: &Arc<PathMeasurement>) -> Arc<TransportConfig> {
+    let inner = congestion::factory(&settings.congestion, bulk).expect("the name was checked when the engine began");
     let limits = Limits {
         stream_window_bytes: settings.stream_window_bytes(),
         first_window_bytes: settings.window_bytes().min(BEFORE_HELLO_BYTES_MAX) as u32,

@@ -9,8 +9,7 @@ use tokio::time::timeout_at;
 
 use super::peer_session::{PeerSession, Stage};
 use super::transmit::{self, Message};
-use super::{liveness, memory_sharing, receive};
-use crate::congestion::AUTO;
+use super::{memory_sharing, receive};
 use crate::events::{Event, Failure};
 use crate::quic::connection::Connection;
 use crate::runtime::supervision::{self, OnPanic};
@@ -73,9 +72,6 @@ impl PeerSession {
                     connection: self.number,
                     certificates: connection.peer_chain().iter().map(|one| one.to_vec()).collect(),
                 });
-                if settings.congestion == AUTO && !self.bulk {
-                    self.spawn(liveness::keep_pace(self.clone()));
-                }
                 let mut stage = self.stage.subscribe();
                 let up = async {
                     timeout_at(deadline, stage.wait_for(|stage| *stage >= Stage::Up))

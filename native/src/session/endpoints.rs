@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::RawFd;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use quinn_proto::{ClientConfig, ServerConfig, TransportConfig};
@@ -65,7 +65,6 @@ impl Engine {
             identity,
             hello,
             bulk,
-            rate: Arc::default(),
         });
         locked(&self.endpoints).insert(number, served.clone());
         let faults = self.context.faults.clone();
@@ -113,13 +112,6 @@ impl Engine {
             .values()
             .map(|served| served.identity.resumed())
             .sum()
-    }
-
-    /// Give an endpoint a rate to follow, or take it away.
-    pub fn set_rate(&self, endpoint: u64, bits_per_s: Option<u64>) {
-        if let Some(served) = locked(&self.endpoints).get(&endpoint) {
-            served.rate.give(bits_per_s, Instant::now());
-        }
     }
 
     /// Dial. False where the engine has ended for good: nobody will be told how it ends.
@@ -177,7 +169,7 @@ impl Engine {
     }
 
     fn transport(&self, served: &ServedEndpoint, measure: &Arc<PathMeasurement>) -> Arc<TransportConfig> {
-        transport(&self.context.settings, served.bulk, &served.rate, measure)
+        transport(&self.context.settings, served.bulk, measure)
     }
 }
 

@@ -1,6 +1,5 @@
 //! What is looked at while a connection lives: whether its peer does, whether streams may come, whether a rate lets it send.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::peer_session::{PeerSession, Stage};
@@ -60,20 +59,6 @@ impl PeerSession {
             self.close(Code::Dead as u64, self.lost(reason));
         } else if streams_limited && !self.context.matcher.full(&self.peer(), &self.account()) {
             self.set_stream_limit(false);
-        }
-    }
-}
-
-/// Wake the stack when packets may go again that were held back by a rate, for as long as the connection lives.
-pub(super) async fn keep_pace(session: Arc<PeerSession>) {
-    let (Some(connection), measure) = (session.connection().cloned(), session.measure.clone()) else {
-        return;
-    };
-    drop(session);
-    loop {
-        tokio::select! {
-            _ = connection.closed() => return,
-            () = measure.pace.next() => connection.nudge(),
         }
     }
 }

@@ -1,11 +1,8 @@
 //! One socket that the engine serves.
 
-use std::sync::Arc;
-
 use bytes::Bytes;
 use tokio::runtime::Handle;
 
-use crate::congestion::rate_share::EndpointRate;
 use crate::quic::endpoint::Endpoint;
 use crate::quic::tls::Identity;
 
@@ -17,5 +14,4 @@ pub(super) struct ServedEndpoint {
     pub(super) identity: Identity,
     pub(super) hello: Bytes,
     pub(super) bulk: bool,
-    pub(super) rate: Arc<EndpointRate>,
 }

@@ -13,7 +13,6 @@ use quinn_proto::{
 };
 
 use crate::congestion::path_measurement::PathMeasurement;
-use crate::congestion::rate_share::EndpointRate;
 use crate::quic::transport_config::{endpoint_config, transport};
 use crate::settings::Settings;
 
@@ -60,9 +59,7 @@ impl Pair {
         let now = Instant::now();
         let addresses = ADDRESSES.map(SocketAddr::from);
         let measures = [PathMeasurement::new(), PathMeasurement::new()];
-        let transports = measures
-            .each_ref()
-            .map(|measure| transport(settings, false, &Arc::<EndpointRate>::default(), measure));
+        let transports = measures.each_ref().map(|measure| transport(settings, false, measure));
         let mut server = ServerConfig::with_crypto(is_dialled);
         server.transport_config(transports[IS_DIALLED].clone());
         let mut client = ClientConfig::new(dials);

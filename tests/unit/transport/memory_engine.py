@@ -168,7 +168,6 @@ class MemoryEngine(Engine):
         self.node = ""
         self.dead = False
         self.ways: dict[int, Way] = {}
-        self.rates: list[tuple[int, int | None]] = []
         self.trust: dict[int, Trust] = {}
         self._numbers = itertools.count(1)
         self._endpoints: dict[int, dict[int, object]] = {}
@@ -200,9 +199,6 @@ class MemoryEngine(Engine):
             for port in [port for port, served in self.network.served.items() if served == (self, endpoint)]:
                 del self.network.served[port]
             self.network.served[sock.port] = (self, endpoint)
-
-    def set_rate(self, endpoint: int, bits_per_s: int | None) -> None:
-        self.rates.append((endpoint, bits_per_s))
 
     def connect(self, endpoint: int, remote: Address, *, expected_peer: str | None) -> int:
         with self.network.lock:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,8 +16,6 @@ from transport.wire.header import Kind, MatchKey
 
 CONNECTIONS_PER_ENDPOINT, ENDPOINTS_PER_NAME = 4, 50
 """What engines allow between two ranks; and 200 connections under one name, of the 256 allowed."""
-RATE_EVERY_S = 0.5
-"""A rate is given again well before it is forgotten."""
 DIALS_AT_ONCE = 16
 """Handshakes under way while many connections are made: enough to keep both sides busy."""
 
@@ -63,7 +60,6 @@ class EngineSide:
         payload = memoryview(bytearray(b"\x5a" * order["message_bytes"]))
         time.sleep(order["lead_s"])
         samples = Samples()
-        rated_s = -math.inf
         end_s, under_way, step, failure = time.monotonic() + order["seconds"], 0, 0, ""
 
         def ended(outcome: Outcome) -> None:
@@ -76,9 +72,6 @@ class EngineSide:
 
         begun()
         while True:
-            if order["rate_bits_per_s"] and time.monotonic() - rated_s > RATE_EVERY_S:
-                peer.set_rate(order["rate_bits_per_s"])
-                rated_s = time.monotonic()
             more = time.monotonic() < end_s and step * len(payload) < order["bytes_max"] and not failure
             if more and under_way < order["outstanding"]:
                 under_way += 1

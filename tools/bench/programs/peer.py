@@ -73,10 +73,6 @@ class Peer:
         )
         return endpoint, port
 
-    def set_rate(self, bits_per_s: int) -> None:
-        """Give the compute endpoint a rate."""
-        self.engine.set_rate(self._endpoints[False], bits_per_s)
-
     def dial(self, address: str, port: int, *, bulk: bool) -> int:
         """Start a connection; gives the attempt."""
         return self.engine.connect(self._endpoints[bulk], (address, port), expected_peer=self.other)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import ssl
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from aioquic.buffer import Buffer as QuicBuffer  # type: ignore[attr-defined]  # its own __all__ leaves it out
@@ -24,7 +24,6 @@ from transport.engine.aioquic.connection import CID_BYTES
 from transport.engine.aioquic.measurement import CONTROLLERS
 from transport.engine.aioquic.udp_socket import UdpPort
 from transport.engine.base import EngineSettings
-from transport.engine.congestion.pacer import Pacer
 from transport.identity.credentials import Trust
 
 INITIAL_BYTES_MIN = 1200
@@ -47,7 +46,6 @@ class Endpoint:
     bulk: bool
     certificates: list[x509.Certificate]
     key: Any
-    pacer: Pacer = field(default_factory=Pacer)
 
 
 def configuration_of(endpoint: Endpoint, settings: EngineSettings, *, is_client: bool) -> QuicConfiguration:

@@ -282,20 +282,18 @@ class Core(Loop):
             if endpoint.port.waiting:
                 session.timer_at = None  # the socket is full; EPOLLOUT brings us back
                 continue
-            connection, allowance = session.connection, endpoint.pacer.allowance(now_s=now)
-            datagrams = connection.transmit(now, min(AHEAD_BYTES, allowance))
+            connection = session.connection
+            datagrams = connection.transmit(now, AHEAD_BYTES)
             if datagrams:
                 session.sent_at = now
-                endpoint.pacer.on_sent(datagrams=len(datagrams), payload_bytes=sum(len(data) for data, _ in datagrams))
                 endpoint.port.send(datagrams)
                 if endpoint.port.waiting:
                     self._watch(endpoint)
                 if endpoint.port.too_long:
                     self._shrink(endpoint)
             session.timer_at = connection.get_timer()
-            if connection.outgoing.has_work and (datagrams or allowance <= 0):
-                at = endpoint.pacer.next_send_at(now_s=now)
-                session.timer_at = at if session.timer_at is None else min(at, session.timer_at)
+            if connection.outgoing.has_work and datagrams:
+                session.timer_at = now  # the others first
             self._collect(session)
 
     def _timers(self, now: float) -> None:
@@ -390,11 +388,6 @@ class Core(Loop):
                     error_code=WireCode.NO_ERROR, reason_phrase="the address of this side has changed"
                 )
                 self._end(session)
-
-    def set_rate(self, number: int, bits_per_s: int | None) -> None:
-        """Give an endpoint a rate, or take it away."""
-        if number in self._endpoints and self.settings.congestion == "auto":
-            self._endpoints[number].pacer.give(bits_per_s, now_s=self._now)
 
     def connect(self, number: int, remote: Address, expected_peer: str | None, attempt: int) -> None:
         """Dial."""

@@ -22,7 +22,6 @@ from transport.engine.base import Address, Buffer, ConnectionStatistics, Engine,
 from transport.engine.validation import (
     check_endpoint,
     check_open,
-    check_rate,
     check_settings,
     check_socket,
     check_taken,
@@ -53,7 +52,6 @@ class AioquicEngine(Engine):
         self._process = os.getpid()
         self._numbers = itertools.count(1)
         self._closed = False
-        self._bulk: set[int] = set()
         self._core = Core(settings=settings, on_events=on_events)
         self._thread = threading.Thread(target=self._core.run, name="hive-aioquic", daemon=True)
         _living.add(self)
@@ -76,8 +74,6 @@ class AioquicEngine(Engine):
                 certificates=certificates,
                 key=key,
             )
-            if bulk:
-                self._bulk.add(endpoint.number)
             check_taken(self._core.command(lambda: self._core.add_endpoint(endpoint)))
         return endpoint.number
 
@@ -91,11 +87,6 @@ class AioquicEngine(Engine):
             check_socket(sock)
             port = UdpPort(sock)
             check_taken(self._core.command(lambda: self._core.rebind(endpoint, port)))
-
-    def set_rate(self, endpoint: int, bits_per_s: int | None) -> None:
-        self._check_open()
-        check_rate(bits_per_s, bulk=endpoint in self._bulk)
-        self._core.command(lambda: self._core.set_rate(endpoint, bits_per_s))
 
     def connect(self, endpoint: int, remote: Address, *, expected_peer: str | None) -> int:
         self._check_open()

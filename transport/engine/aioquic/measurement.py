@@ -49,6 +49,6 @@ class Reno(Counting, RenoCongestionControl):
 
 
 CONTROLLERS = {"auto": "hive-cubic", "cubic": "hive-cubic", "reno": "hive-reno"}
-"""By what `EngineSettings.congestion` says. `auto` is CUBIC behind the token bucket of `congestion.pacer`."""
+"""By what `EngineSettings.congestion` says. `auto` is CUBIC."""
 register_congestion_control(CONTROLLERS["cubic"], Cubic)
 register_congestion_control(CONTROLLERS["reno"], Reno)

@@ -1,0 +1,115 @@
+//! The control `auto` on a link that is reckoned.
+
+use std::collections::VecDeque;
+
+use super::*;
+
+const SIZE: u64 = 1452;
+const LINK: f64 = 2_500_000.0; // bytes a second: 20 Mbit/s
+const BASE_S: f64 = 0.040;
+const BUFFER_S: f64 = 0.040;
+
+/// A FIFO with one sender, looked at every millisecond.
+struct Path {
+    control: LossTolerantCubic,
+    began: Instant,
+    now_s: f64,
+    free_s: f64,
+    /// When each packet is acknowledged, or found lost, and when it was sent.
+    flight: VecDeque<(f64, f64, bool)>,
+    delivered: f64,
+}
+
+impl Path {
+    fn new() -> Self {
+        Self {
+            control: LossTolerantCubic::new(SIZE as f64),
+            began: Instant::now(),
+            now_s: 0.0,
+            free_s: 0.0,
+            flight: VecDeque::new(),
+            delivered: 0.0,
+        }
+    }
+
+    fn at(&self, at_s: f64) -> Instant {
+        self.began + Duration::from_secs_f64(at_s)
+    }
+
+    /// Send what may be sent over a link of so many bytes a second; gives the part of it that was delivered.
+    fn run(&mut self, seconds: f64, link: f64) -> f64 {
+        self.delivered = 0.0;
+        let end_s = self.now_s + seconds;
+        while self.now_s < end_s {
+            self.now_s += 0.001;
+            let now = self.at(self.now_s);
+            self.hear(now);
+            while (self.flight.len() as u64 + 1) * SIZE <= self.control.window() {
+                self.send(now, link);
+            }
+        }
+        self.delivered / seconds / link
+    }
+
+    fn hear(&mut self, now: Instant) {
+        let mut acked = false;
+        while let Some((through_s, sent_s, lost)) = self.flight.front().copied() {
+            if through_s > self.now_s {
+                break;
+            }
+            self.flight.pop_front();
+            let sent = self.at(sent_s);
+            if lost {
+                self.control.on_congestion_event(now, sent, false, SIZE);
+            } else {
+                self.control.note_ack(now, sent, SIZE, false);
+                self.delivered += SIZE as f64;
+                acked = true;
+            }
+        }
+        if acked {
+            self.control.on_end_acks(now, 0, false, None);
+        }
+    }
+
+    fn send(&mut self, now: Instant, link: f64) {
+        let lost = self.free_s - self.now_s > BUFFER_S;
+        if !lost {
+            self.free_s = self.free_s.max(self.now_s) + SIZE as f64 / link;
+        }
+        let through_s = self.free_s.max(self.now_s) + BASE_S;
+        self.flight.push_back((through_s, self.now_s, lost));
+        self.control.on_sent(now, SIZE, 0);
+    }
+}
+
+#[test]
+fn a_path_that_falls_to_half_and_comes_back_is_followed_both_ways() {
+    let mut path = Path::new();
+    for link in [LINK, LINK / 2.0, LINK] {
+        path.run(2.0, link);
+        let share = path.run(3.0, link);
+        assert!(share > 0.93, "{link}: {share}");
+    }
+}
+
+#[test]
+fn marks_are_yielded_to_without_a_loss_once_for_what_was_sent_before() {
+    let mut path = Path::new();
+    path.run(1.0, LINK);
+    let before = path.control.window_bytes;
+    let now = path.at(path.now_s);
+    for _ in 0..2 {
+        path.control.on_congestion_event(now, now, false, 0);
+    }
+    assert!((0.69..0.71).contains(&(path.control.window_bytes / before)));
+}
+
+#[test]
+fn persistent_congestion_leaves_the_least_window() {
+    let mut path = Path::new();
+    path.run(1.0, LINK);
+    let now = path.at(path.now_s);
+    path.control.on_congestion_event(now, now, true, SIZE);
+    assert_eq!(path.control.window(), 2 * SIZE);
+}
