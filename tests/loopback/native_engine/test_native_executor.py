@@ -297,9 +297,14 @@ def encoded_results(groups: list[Group], compression: str) -> list[bytes]:
 @pytest.mark.parametrize("compression", ["bfloat16", "int8", "int4"])
 @pytest.mark.parametrize("size", [2, 3])
 def test_both_executors_encode_what_is_gathered_scattered_and_reduced_to_the_same_bits(world, compression, size):
-    python = encoded_results(world.connect([PYTHON] * size), compression)
-    assert encoded_results(world.connect([NATIVE] * size), compression) == python
-    assert encoded_results(world.connect(MIXED[:size]), compression) == python
+    def results(settings: list[Settings]) -> list[bytes]:
+        # Left to choose, groups that measure their links differently take different ways, which give different bits.
+        groups = world.connect([replace(one, algorithm="direct") for one in settings[:size]])
+        return encoded_results(groups, compression)
+
+    python = results([PYTHON] * 3)
+    assert results([NATIVE] * 3) == python
+    assert results(MIXED) == python
 
 
 @pytest.mark.parametrize("compression", ["bfloat16", "int8", "int4"])
