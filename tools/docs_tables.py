@@ -60,6 +60,22 @@ def commands() -> str:
     return "\n".join(_command(typer.main.get_command(app), "hive-qos")).strip() + "\n"
 
 
+def programs() -> str:
+    """Every storage program that `programs` knows: what it is, its ports, its systemd units."""
+    from broker.policy.known_programs import KNOWN_PROGRAMS
+
+    rows = (
+        (
+            f"`{name}`",
+            one.what,
+            ", ".join(map(str, one.ports)),
+            ", ".join(unit.removesuffix(".service") for unit in one.units),
+        )
+        for name, one in KNOWN_PROGRAMS.items()
+    )
+    return _table(("name", "what it is", "ports", "systemd units"), rows)
+
+
 def log_events() -> str:
     """Every event that the daemon logs: its level, its meaning and its keys."""
     from broker.process.events import EVENTS
@@ -136,6 +152,7 @@ def _objects(known: Mapping[str, Any], name: str, path: str) -> Iterator[tuple[s
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "alarms": alarms,
     "commands": commands,
+    "programs": programs,
     "http-paths": http_paths,
     "log-events": log_events,
     "metrics": metrics,

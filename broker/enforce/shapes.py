@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from broker.model.values import DestinationAllocation, InterfaceAllocation, JobKey
+from broker.policy.known_programs import rules_of_class
 from broker.policy.types import Policy
 from shaping.model.names import DESTINATION_MINOR, UNHELD_NAME
 from shaping.model.shapes import ClassShape, DestinationShape, InterfaceShape, JobShape, Rule
@@ -23,9 +24,17 @@ but an estimate may fall lower, on a link that is all but dead; then this is wha
 def rules_of(policy: Policy, *, class_cgroups: tuple[tuple[str, str], ...] = ()) -> tuple[Rule, ...]:
     """The rules of a policy, and those of the cgroups (class, path) into which `hive-qos run` puts programs."""
     written = tuple(
-        Rule(target=entry.name, port=rule.port, dscp=rule.dscp, uid=rule.uid, cgroup=rule.cgroup, address=rule.address)
+        Rule(
+            target=entry.name,
+            port=rule.port,
+            dscp=rule.dscp,
+            uid=rule.uid,
+            cgroup=rule.cgroup,
+            address=rule.address,
+            may_be_absent=rule not in entry.match,  # few hosts have all units of a program
+        )
         for entry in policy.classes
-        for rule in entry.match
+        for rule in rules_of_class(entry)
     )
     return written + tuple(Rule(target=name, cgroup=path) for name, path in class_cgroups)
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from broker.measure.tcp_diag import TcpConnection, UdpSocket
+from broker.policy.known_programs import rules_of_class
 from broker.policy.types import Policy
 
 _ADDRESSES_REMEMBERED = 4096
@@ -29,7 +30,7 @@ class PortClasses:
         self._ports: dict[int, tuple[int, str]] = {}
         self._dscps: dict[int, tuple[int, str]] = {}
         self._networks: list[tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, tuple[int, str]]] = []
-        rules = [(rule, entry.name) for entry in policy.classes for rule in entry.match]
+        rules = [(rule, entry.name) for entry in policy.classes for rule in rules_of_class(entry)]
         for number, (rule, name) in enumerate(rules):
             if rule.port is not None:
                 self._ports.setdefault(rule.port, (number, name))

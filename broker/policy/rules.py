@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from broker.policy.known_programs import rules_of_class
 from broker.policy.overrides import with_overrides
 from broker.policy.types import ClassPolicy, InterfacePolicy, MatchRule, Policy, Share
 from hive_qos.errors import ConfigurationError
@@ -61,10 +62,11 @@ def check_people(policy: Policy) -> list[ConfigurationError]:
 
 def check_match_count(classes: Sequence[ClassPolicy], *, most: int) -> list[ConfigurationError]:
     """All classes' rules hang at the same interfaces: their number counts together."""
-    count = sum(len(entry.match) for entry in classes)
+    counts = {entry.name: len(rules_of_class(entry)) for entry in classes}
+    count = sum(counts.values())
     if count <= most:
         return []
-    parts = ", ".join(f"{entry.name} {len(entry.match)}" for entry in classes if entry.match)
+    parts = ", ".join(f"{name} {number}" for name, number in counts.items() if number)
     reason = f"at most {most} rules in all classes together ({parts}); put programs into a cgroup that one rule names"
     return [ConfigurationError("class.*.match", count, reason)]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from broker.policy import people, probe, programs, toml
+from broker.policy import known_programs, people, probe, programs, toml
 from broker.policy.peers import ENGINES
 from broker.policy.types import CLASS_NAMES
 
@@ -50,7 +50,16 @@ VALUES: Mapping[str, Mapping[str, Schema]] = {
         "ingress": {"anyOf": [{"enum": ["off", "auto"]}, RATE]},
         "gso_max_segs": {"enum": ["auto", "off"]},
     },
-    "class": {**CLASS_FIGURES, "guarantee_window": DURATION},
+    "class": {
+        **CLASS_FIGURES,
+        "guarantee_window": DURATION,
+        "programs": {
+            "anyOf": [
+                {"const": known_programs.ALL},
+                {"type": "array", "items": {"enum": list(known_programs.KNOWN_PROGRAMS)}},
+            ]
+        },
+    },
     "match": {
         "cgroup": NAME,
         "port": _whole(1, 65535),

@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from broker.policy.known_programs import ALL, KNOWN_PROGRAMS
 from broker.policy.page import KEYS as PAGE_KEYS
 from broker.policy.page import read_page
 from broker.policy.peers import KEYS as PEERS_KEYS
@@ -22,7 +23,7 @@ from broker.policy.probe import KEYS as PROBE_KEYS
 from broker.policy.probe import read_probe
 from broker.policy.programs import KEYS as PROGRAM_KEYS
 from broker.policy.programs import read_programs
-from broker.policy.rules import check_classes, check_interfaces, check_match_count, check_people
+from broker.policy.rules import DEMOTED_ONLY, check_classes, check_interfaces, check_match_count, check_people
 from broker.policy.types import (
     CLASS_NAMES,
     ClassPolicy,
@@ -70,7 +71,7 @@ _TOP_KEYS = (
     "version", "interface", "class", "daemon", "peers", "job", "schedule", "probe", "page", "storage_program",
 )  # fmt: skip
 _INTERFACE_KEYS = ("name", "egress", "ingress", "gso_max_segs")
-_CLASS_KEYS = ("guarantee", "guarantee_window", "floor", "ceiling", "weight", "priority", "match")
+_CLASS_KEYS = ("guarantee", "guarantee_window", "floor", "ceiling", "weight", "priority", "match", "programs")
 _MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
 _MATCH_KEYS = ("cgroup", "port", "uid", "dscp", "address")
 _DAEMON_KEYS = ("tick", "state_dir", "api_socket", "session_socket", "group", "admin_group", "record_file")
@@ -251,7 +252,27 @@ class _Reader:
             weight=self.weight(raw, prefix=prefix, default=default.weight),
             priority=self.integer(raw, "priority", prefix=prefix, low=0, high=7, default=default.priority),
             match=self.match_rules(raw, prefix=prefix),
+            programs=self.programs(name, raw, key=prefix + "programs"),
         )
+
+    def programs(self, class_name: str, raw: Mapping[str, Any], *, key: str) -> tuple[str, ...]:
+        """Known programs by name; all of them for "known"."""
+        entries = raw.get("programs", [])
+        if entries == ALL:
+            entries = list(KNOWN_PROGRAMS)
+        if not isinstance(entries, list):
+            self.problem(key, entries, f'write names in a list, e.g. ["syncthing", "rsync"], or "{ALL}" for all')
+            return ()
+        if entries and class_name not in DEMOTED_ONLY:
+            reason = f"programs are found by ports, which anybody can choose; write it in {' or '.join(DEMOTED_ONLY)}"
+            self.problem(key, entries, reason)
+            return ()
+        for number, name in enumerate(entries):
+            if not isinstance(name, str) or name not in KNOWN_PROGRAMS:
+                near = difflib.get_close_matches(str(name), list(KNOWN_PROGRAMS), n=1)
+                advice = f"did you mean `{near[0]}`?" if near else "for another program write a match"
+                self.problem(f"{key}[{number}]", name, f"not known; {advice}; known are {', '.join(KNOWN_PROGRAMS)}")
+        return tuple(dict.fromkeys(name for name in entries if isinstance(name, str) and name in KNOWN_PROGRAMS))
 
     def match_rules(self, raw: Mapping[str, Any], *, prefix: str) -> tuple[MatchRule, ...]:
         entries = raw.get("match", [])

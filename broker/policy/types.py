@@ -51,6 +51,8 @@ class ClassPolicy(Struct, frozen=True):
     weight: float
     priority: int
     match: tuple[MatchRule, ...] = ()
+    programs: tuple[str, ...] = ()
+    """Names of `broker.policy.known_programs`, whose rules come after those of `match`."""
 
 
 class InterfacePolicy(Struct, frozen=True):

@@ -156,7 +156,7 @@ class SocketClassifier:
                 inode = path.stat().st_ino
             except FileNotFoundError:
                 self._places.pop(path, None)
-                if here:
+                if any(not rule.may_be_absent for rule in here):
                     notes.append(f"there is no cgroup {path}; its rule waits until there is{slice_advice(path)}")
                 continue
             place = self._places.get(path)

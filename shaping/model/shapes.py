@@ -62,6 +62,7 @@ class Rule:
         uid: sockets that this user makes from now on, in this network namespace.
         cgroup: sockets made from now on inside this cgroup v2 or below it; the path below the v2 mount, or absolute.
         arrives: inbound, what arrives at one socket.
+        may_be_absent: nothing is said where its cgroup is not there.
     """
 
     target: str
@@ -72,6 +73,7 @@ class Rule:
     cgroup: str | None = None
     address: str | None = None
     arrives: Arrival | None = None
+    may_be_absent: bool = False
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,9 @@ from tools.lab import Lab
 USER = 61_236
 """Nobody's, so that its rule, which hangs at the top of all cgroups, concerns no process but ours."""
 PORT, PLAIN_PORT = 4873, 4000
+SYNCTHING_PORT = 22000
+UNIT = "system.slice/urbackupsrv.service"
+"""Of a known program that hardly any test machine has."""
 PAYLOAD_BYTES = 100_000
 NOISE_BYTES = PAYLOAD_BYTES // 4
 """Acknowledgements, neighbour and router discovery: what may go by in other classes meanwhile."""
@@ -39,6 +42,7 @@ match = [{{ cgroup = "%s" }}]
 match = [{{ uid = {USER} }}]
 [class.storage]
 match = [{{ port = {PORT} }}, {{ dscp = 1 }}]
+programs = ["syncthing", "urbackup"]
 [daemon]
 group = "nogroup"
 """
@@ -56,7 +60,7 @@ print(flush=True)
 """
 SEND = """
 import os, socket, sys, time
-address, port, kind, size, user, dscp, cgroup = sys.argv[1:]
+address, port, kind, size, user, dscp, cgroup, own_port = sys.argv[1:]
 if cgroup:
     with open(cgroup + "/cgroup.procs", "w") as procs:
         procs.write(str(os.getpid()))
@@ -66,6 +70,9 @@ sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, geta
 if dscp:
     level, option = (41, socket.IPV6_TCLASS) if ":" in address else (0, socket.IP_TOS)
     sock.setsockopt(level, option, int(dscp) << 2)
+if own_port:  # as a server's answers have it
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(("", int(own_port)))
 if kind == "SOCK_STREAM":
     sock.connect((address, int(port)))
     sock.sendall(bytes(int(size)))
@@ -86,13 +93,24 @@ def group() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
+def unit() -> Iterator[Path]:
+    """The cgroup of a unit, as systemd makes it; what was not there is removed."""
+    path = cgroup.mount() / UNIT
+    made = [one for one in (path.parent, path) if not one.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    yield path
+    for one in reversed(made):
+        one.rmdir()
+
+
+@pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
     with Lab("rules") as lab:
         lab.host("a")
         lab.host("b")
         lab.link("a", "b")
         lab.up()
-        argv = [sys.executable, "-c", SINK, str(PORT), str(PLAIN_PORT)]
+        argv = [sys.executable, "-c", SINK, str(PORT), str(PLAIN_PORT), str(SYNCTHING_PORT)]
         sink = lab["b"].popen(argv, stdout=subprocess.PIPE)
         assert sink.stdout is not None
         sink.stdout.readline()
@@ -101,7 +119,7 @@ def lab() -> Iterator[Lab]:
 
 
 @pytest.fixture(scope="module")
-def broker(lab: Lab, group: Path) -> Iterator[Broker]:
+def broker(lab: Lab, group: Path, unit: Path) -> Iterator[Broker]:
     with tempfile.TemporaryDirectory(prefix="hq") as folder:
         broker = Broker(lab["a"], Path(folder), configuration=RULES % group.name)
         (Path(folder) / "check.toml").write_text(broker.configuration)
@@ -115,10 +133,19 @@ def broker(lab: Lab, group: Path) -> Iterator[Broker]:
 @pytest.mark.parametrize("family", ["ipv4", "ipv6"])
 @pytest.mark.parametrize(
     ("rule", "expected"),
-    [("cgroup", "control"), ("uid", "compute"), ("port", "storage"), ("dscp", "storage"), ("none", "other")],
+    [
+        ("cgroup", "control"),
+        ("uid", "compute"),
+        ("port", "storage"),
+        ("dscp", "storage"),
+        ("none", "other"),
+        ("program", "storage"),
+        ("program's server", "storage"),
+        ("program's unit", "storage"),
+    ],
 )
 def test_a_rule_puts_traffic_into_its_class(
-    broker: Broker, lab: Lab, group: Path, rule: str, expected: str, family: str, kind: str
+    broker: Broker, lab: Lab, group: Path, unit: Path, rule: str, expected: str, family: str, kind: str
 ) -> None:
     address = lab["b"].address if family == "ipv4" else lab["b"].address6
     before = {name: broker.sent_bytes(name) for name in CLASS_NAMES}
@@ -129,10 +156,11 @@ def test_a_rule_puts_traffic_into_its_class(
     broker.host.run(
         [
             sys.executable, "-c", SEND, address,
-            str(PORT if rule == "port" else PLAIN_PORT), kind, str(PAYLOAD_BYTES),
+            str({"port": PORT, "program": SYNCTHING_PORT}.get(rule, PLAIN_PORT)), kind, str(PAYLOAD_BYTES),
             str(USER) if rule == "uid" else "",
             "1" if rule == "dscp" else "",
-            str(group) if rule == "cgroup" else "",
+            str({"cgroup": group, "program's unit": unit}.get(rule, "")),
+            str(SYNCTHING_PORT) if rule == "program's server" else "",
         ]
     )  # fmt: skip
     wait_until(lambda: sent()[expected] >= PAYLOAD_BYTES, what=sent)
