@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from hive_qos.errors import ConfigurationError, HiveError, KernelRejectedError, ShapingError
+from shaping.failsafe import opened
 from shaping.journal import Journal
 from shaping.kernel_api import Kernel
 from shaping.model.observations import Attachment, Capabilities, InterfaceCounters, PriorQdisc
@@ -85,6 +86,16 @@ class Egress:
                 self._attached[shape.interface] = replace(attached, tree=observed, shape=None)
             raise
         self._attached[shape.interface] = replace(attached, tree=wanted, shape=shape)
+        return operations
+
+    def open(self, interface: str, line_bits_per_s: int | None) -> tuple[Operation, ...]:
+        """Open every ceiling to the line's rate; errors as of `Shaper.open`."""
+        attached = self.known(interface)
+        wanted = opened(attached.tree, line_bits_per_s)
+        operations = diff(attached.tree, wanted)
+        self._attached[interface] = replace(attached, shape=None)
+        self._kernel.apply(interface, operations)
+        self._attached[interface] = replace(attached, tree=wanted, shape=None)
         return operations
 
     def verify(self, interface: str) -> bool:

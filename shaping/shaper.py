@@ -105,6 +105,17 @@ class Shaper:
             self.classify()
         return operations
 
+    def open(self, interface: str, line_bits_per_s: int | None) -> tuple[Operation, ...]:
+        """Let every class of an attached interface send what the line carries, as `failsafe` does; rates stay.
+
+        The next `apply` puts ceilings back.
+
+        Raises:
+            ConfigurationError: not attached.
+            ShapingError: the kernel side failed. What is there then is read again by `verify`.
+        """
+        return self._egress.open(interface, line_bits_per_s)
+
     def classify(self) -> tuple[str, ...]:
         """Enforce the rules of all attached interfaces that concern this network namespace as a whole: those on cgroups
         and users, and those on packets that it forwards.

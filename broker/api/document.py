@@ -105,6 +105,7 @@ def document(snapshot: Snapshot) -> Status:
         host=printable(snapshot.host),
         version=__version__,
         daemon=snapshot.daemon,
+        configuration=snapshot.configuration,
         load=snapshot.load,
         interfaces=shown.interfaces,
         flows=flows[:FLOWS_SHOWN_MAX],

@@ -8,6 +8,7 @@ import msgspec
 
 from broker.api.schema import Done, Error, Flows, RecentLog, Status, UsageReport
 from broker.model.usage import GROUPS
+from broker.policy.settings import KEYS, PAUSE_S_MAX, SETTING_S_MAX, SETTINGS_MAX
 from broker.policy.types import TRIAL_S_MAX, TRIAL_S_MIN, Policy
 from broker.process.recent_events import LEVELS
 from hive_qos import __version__
@@ -48,6 +49,20 @@ def description() -> dict[str, Any]:
 
     seconds = {"type": "number", "minimum": TRIAL_S_MIN, "maximum": TRIAL_S_MAX}
     trial = {"name": "confirm_s", "in": "query", "required": False, "schema": seconds}
+    kinds, several = {"enum": list(KEYS)}, {"type": "array", "items": _TEXT, "maxItems": SETTINGS_MAX}
+
+    def for_s(most: float) -> dict[str, Any]:
+        limits = {"type": "number", "minimum": 1, "maximum": most}
+        return {"name": "for_s", "in": "query", "required": False, "schema": limits}
+
+    def about(*, required: bool) -> list[dict[str, Any]]:
+        return [
+            {"name": name, "in": "query", "required": required, "schema": kind}
+            for name, kind in (("kind", kinds), ("name", _TEXT))
+        ]
+
+    texts = {"name": "set", "in": "query", "required": True, "schema": {**several, "minItems": 1}}
+    keys = {"name": "key", "in": "query", "required": False, "schema": several}
     span = [
         {"name": name, "in": "query", "required": False, "style": "form", "explode": False, "schema": kind}
         for name, kind in (
@@ -82,6 +97,16 @@ def description() -> dict[str, Any]:
             "/metrics": get("figures by class", _TEXT),
             "/v1/reload": post("read the configuration again; on trial where `confirm_s` is given", trial),
             "/v1/confirm": post("what is on trial is good"),
+            "/v1/rollback": post("end the trial: the former configuration comes back"),
+            "/v1/set": post(
+                "put KEY=VALUE over the file, until unset without `for_s`",
+                *about(required=True),
+                texts,
+                for_s(SETTING_S_MAX),
+            ),
+            "/v1/unset": post("let the file count again, for all where nothing is named", *about(required=False), keys),
+            "/v1/pause": post("limit nobody for a while, 600 s without `for_s`", for_s(PAUSE_S_MAX)),
+            "/v1/resume": post("limit again"),
         },
         "components": {"schemas": components},
     }

@@ -30,10 +30,19 @@ class PolicyAnswer(Struct, frozen=True):
 
 @dataclass(frozen=True, eq=False)
 class PolicyRequest:
-    """One request: "reload" or "confirm". `answers` takes exactly one answer."""
+    """One request of a path of `broker.api.actions`. `answers` takes exactly one answer.
+
+    Args:
+        trial_s: of a reload, for how long it is on trial. for_s: of a setting or a pause, for how long it holds.
+        kind, name, texts: of a setting: what it is about, and `KEY=VALUE`, or keys to unset.
+    """
 
     what: str
     trial_s: float | None = None
+    for_s: float | None = None
+    kind: str = ""
+    name: str = ""
+    texts: tuple[str, ...] = ()
     answers: queue.SimpleQueue[PolicyAnswer] = field(default_factory=queue.SimpleQueue)
 
 

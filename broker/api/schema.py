@@ -13,7 +13,7 @@ from msgspec import Struct, field
 from msgspec.structs import asdict
 
 from broker.api.programs import Program
-from broker.api.snapshot import DaemonInfo, SessionInfo
+from broker.api.snapshot import ConfigurationInfo, DaemonInfo, SessionInfo
 from broker.law.capacity.quorum import DestinationReport
 from broker.measure.flow_table import PassedSocket
 from broker.model.leases import Hold, Lease
@@ -319,6 +319,7 @@ class Status(Struct, frozen=True, kw_only=True):
     host: str
     version: str
     daemon: DaemonInfo
+    configuration: ConfigurationInfo
     load: HostLoad
     interfaces: list[OutboundStatus | InboundStatus]
     flows: list[Flow]

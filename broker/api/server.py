@@ -1,6 +1,6 @@
-"""The HTTP socket: status, policy, flows, usage and metrics to read; reload and confirm to do. HTTP/1.1, Unix socket.
+"""The HTTP socket: status, policy, flows, usage and metrics to read; changes of policy to do. HTTP/1.1, Unix socket.
 
-GET and two POSTs, no bodies, no descriptors, few requests at a time and of a user, and rights by SO_PEERCRED. It runs
+GET and some POSTs, no bodies, no descriptors, few requests at a time and of a user, and rights by SO_PEERCRED. It runs
 in threads of its own, sees nothing but the last snapshot, and asks the loop to do what is wanted.
 """
 
@@ -13,10 +13,10 @@ import os
 import socket
 import threading
 import time
-import urllib.parse
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from broker.api.actions import ACTIONS, request_of
 from broker.api.bounded_server import REQUEST_TIMEOUT_S, BoundedServer, Timed
 from broker.api.log import log_question, recent_log
 from broker.api.pages import DESCRIPTION, JSON, LOG, PATHS, USAGE, Pages, encoded
@@ -37,7 +37,6 @@ REQUESTS_PER_USER_MAX = 4
 """Of one user who may not change policy."""
 REPORT_WAIT_S = 1.0
 """For the report of somebody else: one is made at a time, for they are made for each who asks."""
-_ACTIONS = {"/v1/reload": "reload", "/v1/confirm": "confirm"}
 
 
 class HttpApi:
@@ -169,7 +168,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         path = self.path.split("?", 1)[0]
         if not self._allowed(Right.USE):
             return
-        if path in _ACTIONS:
+        if path in ACTIONS:
             self.do_PUT()
         elif path == USAGE:
             self._answer_usage()
@@ -188,28 +187,24 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         path = self.path.split("?", 1)[0]
         if not self._allowed(Right.CHANGE if path == "/v1/policy" else Right.USE):
             return
-        if path in _ACTIONS:
+        if path in ACTIONS:
             self._refuse(405, f"{path} is done by a POST", allow="POST")
         else:
             self._refuse(405, "policy is changed in broker.toml, then `systemctl reload hive-qos`")
 
     def do_POST(self) -> None:
         path, _, query = self.path.partition("?")
-        if path not in _ACTIONS:
+        if path not in ACTIONS:
             self.do_PUT()
             return
         if not self._allowed(Right.CHANGE):
             return
         try:
-            wanted = urllib.parse.parse_qs(query, keep_blank_values=True, max_num_fields=4)
-            trial_s = float(wanted.pop("confirm_s")[0]) if "confirm_s" in wanted and path == "/v1/reload" else None
-        except ValueError:
-            self._refuse(400, "confirm_s is a number of seconds")
+            request = request_of(path, query)
+        except ValueError as problem:
+            self._refuse(400, str(problem))
             return
-        if wanted:  # a trial that is misspelt must not become a change for good
-            self._refuse(400, f"{path} knows no {', '.join(sorted(wanted))!r}")
-            return
-        answer = self.server.ask(PolicyRequest(_ACTIONS[path], trial_s), by=self.request)
+        answer = self.server.ask(request, by=self.request)
         self._answer_json(answer.code, Done(answer.text) if answer.code == 200 else Error(answer.text))
 
     do_DELETE = do_PATCH = do_HEAD = do_OPTIONS = do_PUT

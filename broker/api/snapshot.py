@@ -75,6 +75,32 @@ class Lasting(Struct, frozen=True):
     part: float
 
 
+class SettingInfo(Struct, frozen=True):
+    """One value that counts instead of the file's, and for how long still; `left_s` is None where it is kept."""
+
+    kind: str
+    name: str
+    key: str
+    value: str
+    left_s: float | None = None
+
+
+class ConfigurationInfo(Struct, frozen=True):
+    """Where the policy in force comes from.
+
+    Fields: `file` the broker's own; `trial_left_s` until the former one comes back; `paused_left_s` until limits are
+    in force again; None where that is not so. `settings` are what `hive-qos set` has put over the file.
+    """
+
+    file: str | None = None
+    trial_left_s: float | None = None
+    paused_left_s: float | None = None
+    settings: tuple[SettingInfo, ...] = ()
+
+
+FILE_ALONE = ConfigurationInfo()
+
+
 class Snapshot(Struct, frozen=True):
     """Everything that a reader may ask for, as of one tick. Ages are seconds at that tick; `segments` by interface.
 
@@ -105,3 +131,4 @@ class Snapshot(Struct, frozen=True):
     lasting: Mapping[tuple[object, ...], Lasting] = field(default_factory=dict)
     wall_s: float = 0.0
     programs: tuple[ProgramInfo, ...] = ()
+    configuration: ConfigurationInfo = FILE_ALONE

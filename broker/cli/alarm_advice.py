@@ -45,15 +45,15 @@ ALARM_ADVICE: Final = {
     ),
     "configuration-rejected": AlarmAdvice(
         "broker.toml has a mistake or cannot be applied. The last good configuration is in force.",
-        "Correct broker.toml (`hive-qos check`), then `hive-qos reload`.",
+        "Correct broker.toml (`hive-qos check`), then `hive-qos apply`.",
     ),
     "configuration-rolled-back": AlarmAdvice(
         "A trial was not confirmed in time. The former configuration is in force, whatever the file says.",
-        "Run `hive-qos reload`; use `hive-qos confirm` in time if you take it on trial again.",
+        "Run `hive-qos apply`, and confirm in time; or put the former file back and run `hive-qos reload`.",
     ),
     "configuration-unconfirmed": AlarmAdvice(
         "A configuration is on trial. The text says when the former one comes back.",
-        "Run `hive-qos confirm` to keep it, or wait to go back.",
+        "Run `hive-qos apply --confirm` to keep it, or `hive-qos apply --back`.",
     ),
     "counters-stale": AlarmAdvice(
         "The kernel's counters were not read for 0.5 s. The last allocation stays in force.",
@@ -146,6 +146,10 @@ ALARM_ADVICE: Final = {
     "sender-without-broker": AlarmAdvice(
         "A host without a broker sends storage here. Nobody holds it back during training.",
         "Run a broker there, or give `ingress` a rate here.",
+    ),
+    "shaping-paused": AlarmAdvice(
+        "Somebody paused the broker: every ceiling is open. The text says for how long still.",
+        "Run `hive-qos resume`, or wait.",
     ),
     "sockets-not-classified": AlarmAdvice(
         "Sockets that are older than their rule have no class. New sockets are classified.",

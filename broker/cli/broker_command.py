@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,7 @@ from broker.cli.adapter_command import restored
 from broker.cli.configuration import DEFAULT_CONFIG, Config, StateDir, read, state_directory
 from broker.cli.configuration import parse as parsed
 from broker.cli.exits import ExitCode
+from broker.policy.settings import Setting
 from broker.policy.types import Policy
 from hive_qos.errors import BrokerRejectedError, ConfigurationError, ShapingError
 from shaping.kernel_api import Classifier
@@ -48,8 +50,10 @@ def broker(
       hive-qos broker --config ./broker.toml --runtime-dir /run/hive-qos-test --state-dir /run/hive-qos-test
     """
 
-    def parse(text: str) -> Policy:
-        return parsed(text, name=str(config), runtime_dir=runtime_dir, state_dir=state_dir, record=record)
+    def parse(text: str, settings: Sequence[Setting] = ()) -> Policy:
+        return parsed(
+            text, name=str(config), runtime_dir=runtime_dir, state_dir=state_dir, record=record, settings=settings
+        )
 
     from broker.daemon.config_store import ConfigStore, Source
     from broker.process.log import open_log
@@ -67,7 +71,9 @@ def broker(
         log.warning("telemetry-missing", note=missing)
     state = None if state_dir is None else str(state_dir.absolute())
     # A bad file with nothing good behind it is an error before anything heavy is imported or touched.
-    configurations = ConfigStore(Source(read=lambda: read(config), parse=parse, state_dir=state), log=log)
+    configurations = ConfigStore(
+        Source(read=lambda: read(config), parse=parse, state_dir=state, file=str(config.absolute())), log=log
+    )
     from broker.daemon.composition import Environment, Options
     from broker.daemon.daemon import Daemon
     from broker.process import priority

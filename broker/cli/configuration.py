@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 
+from broker.policy.settings import Setting
 from broker.policy.types import DaemonPolicy, Policy
 from hive_qos.errors import HiveError
 
@@ -30,7 +32,10 @@ def read(path: Path) -> str:
     return read_file(path)
 
 
-def parse(text: str, *, name: str, runtime_dir: Path | None, state_dir: Path | None, record: Path | None) -> Policy:
+def parse(
+    text: str, *, name: str, runtime_dir: Path | None, state_dir: Path | None, record: Path | None,
+    settings: Sequence[Setting] = (),
+) -> Policy:  # fmt: skip
     """The policy of a file's text, with what the options `--runtime-dir`, `--state-dir` and `--record` replace.
 
     Raises:
@@ -38,7 +43,7 @@ def parse(text: str, *, name: str, runtime_dir: Path | None, state_dir: Path | N
     """
     from broker.policy.toml import load
 
-    policy = load(text, name=name)
+    policy = load(text, name=name, settings=settings)
     daemon = policy.daemon
     if runtime_dir is not None:
         folder = runtime_dir.absolute()

@@ -52,7 +52,7 @@ def post(target: str, *, socket_path: str | None = None, timeout_s: float = 10.0
     """POST to one path of the broker's HTTP socket, and give its words.
 
     Args:
-        target: `/v1/reload`, `/v1/reload?confirm_s=60` or `/v1/confirm`.
+        target: such as `/v1/reload?confirm_s=60` or `/v1/pause`.
 
     Raises:
         BrokerUnavailableError, BrokerRejectedError: as `fetch`.

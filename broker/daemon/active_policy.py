@@ -2,7 +2,9 @@
 
     start              the store's first policy; the last good one where that cannot be applied
     SIGHUP, reload     the file's policy, or an answer with the reason and the former one
-    reload on trial    the same, until `confirm`; without it in time the former one comes back
+    reload on trial    the same, until `confirm`; without it in time, or by `rollback`, the former one comes back
+    set, unset         settings over the file, until their time is over
+    pause              nobody is limited for a while; `resume` and every change of policy end it
 
 `config_store` has the text that holds. This applies a policy to the interfaces and reports the outcome to the store.
 """
@@ -10,15 +12,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 from broker.api.latest_snapshot import LatestSnapshot
-from broker.api.requests import PendingCommands, PolicyAnswer, PolicyRequests
+from broker.api.requests import PendingCommands, PolicyAnswer, PolicyRequest, PolicyRequests
 from broker.daemon.composition import Components, Environment
 from broker.daemon.config_store import ConfigStore
 from broker.enforce.device_stack import misplaced
+from broker.policy.settings import PAUSE_S_MAX, SETTING_S_MAX, Setting, over, read_settings
 from broker.policy.types import Policy
 from broker.process.rights import Authority
 from hive_qos.errors import ConfigurationError, HiveError
+
+PAUSE_S = 600.0
+"""Long enough to look for a fault, and short enough to be forgotten without harm."""
 
 
 class ActivePolicy:
@@ -53,6 +60,8 @@ class ActivePolicy:
         Raises:
             HiveError, OSError, ValueError: neither can be.
         """
+        self._components.settings.load()
+        self.policy, _ = self._with_settings(self.policy)
         try:
             self._take_over_interfaces()
         except (HiveError, OSError, ValueError) as problem:
@@ -69,23 +78,48 @@ class ActivePolicy:
             self.reload()
         while (request := self._requests.take()) is not None:
             self._components.beat(busy=True)
-            answer = self.reload(trial_s=request.trial_s) if request.what == "reload" else self._confirm()
+            try:
+                answer = self._do(request)
+            except (HiveError, OSError, ValueError) as problem:
+                answer = PolicyAnswer(422 if _mistaken(problem) else 409, str(problem))
+            self._latest_snapshot.invalidate()
             request.answers.put(answer)
         former = self._configurations.overdue()
         if former is not None:
-            self._replace(former, partly=True)
-            self._latest_snapshot.invalidate()
+            self._go_back(former)
+        if self._components.settings.due:
+            self._end_settings()
+        if self._components.pause.due:
+            self._resume()
+
+    def _do(self, request: PolicyRequest) -> PolicyAnswer:
+        match request.what:
+            case "reload":
+                return self.reload(trial_s=request.trial_s)
+            case "confirm":
+                return self._confirm()
+            case "rollback":
+                return self._rollback()
+            case "set":
+                return self._set(request)
+            case "unset":
+                return self._unset(request)
+            case "pause":
+                return self._pause(request.for_s)
+        if not self._components.pause.active:
+            return PolicyAnswer(409, "nothing is paused")
+        self._resume()
+        return PolicyAnswer(200, "limits are in force again")
 
     def reload(self, *, trial_s: float | None = None) -> PolicyAnswer:
         """Take the file's configuration, or give the reason why not."""
         self._components.beat(busy=True)  # a busy disk makes long what is synchronised
         self._environment.notifier.reloading(monotonic_us=time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000)
         try:
-            policy = self._configurations.next(trial_s=trial_s)
-            refused = self._replace(policy)
+            policy, left_out = self._with_settings(self._configurations.next(trial_s=trial_s), reloading=True)
+            refused = "; ".join(filter(None, (self._replace(policy), left_out)))
         except (HiveError, OSError, ValueError) as problem:
-            mistaken = getattr(problem, "code", "") == ConfigurationError.code
-            answer = PolicyAnswer(422 if mistaken else 409, self._configurations.refused(problem))
+            answer = PolicyAnswer(422 if _mistaken(problem) else 409, self._configurations.refused(problem))
         else:
             taken = self._configurations.taken(trial_s=trial_s)
             answer = PolicyAnswer(200, f"{taken}; but {refused}" if refused else taken)
@@ -104,6 +138,90 @@ class ActivePolicy:
             self._latest_snapshot.invalidate()
         return PolicyAnswer(200, "confirmed") if confirmed else PolicyAnswer(409, "nothing is on trial")
 
+    def _rollback(self) -> PolicyAnswer:
+        """End the trial now. Where it has ended unconfirmed and the file says what is in force, forget it."""
+        former = self._configurations.give_up()
+        if former is not None:
+            self._go_back(former)
+        settled = self._configurations.settle()
+        if former is None and not settled:
+            return PolicyAnswer(409, "nothing is on trial")
+        return PolicyAnswer(200, "the former configuration is in force")
+
+    def _go_back(self, former: Policy) -> None:
+        policy, _ = self._with_settings(former)
+        self._replace(policy, partly=True)
+        self._latest_snapshot.invalidate()
+
+    # --- settings over the file, and pauses -----------------------------------------------------------------------
+
+    def _set(self, request: PolicyRequest) -> PolicyAnswer:
+        store = self._components.settings
+        until_s = None if request.for_s is None else store.until_s(_within(request.for_s, "for_s", SETTING_S_MAX))
+        new = read_settings(request.kind, request.name, request.texts, until_s=until_s)
+        return self._put_over(over(new, store.lasting()), f"{_and(f'{one.key} {one.value}' for one in new)} in force")
+
+    def _unset(self, request: PolicyRequest) -> PolicyAnswer:
+        """Of one thing, or of one key of it; of all where nothing is named."""
+        wanted, former = (request.kind, request.name), self._components.settings.lasting()
+        gone = [
+            one for one in former
+            if wanted == ("", "") or ((one.kind, one.name) == wanted and one.key in (request.texts or (one.key,)))
+        ]  # fmt: skip
+        if not gone:
+            return PolicyAnswer(409, "nothing of the kind is set")
+        left = tuple(one for one in former if one not in gone)
+        return self._put_over(left, f"{_and(f'{one.kind} {one.name} {one.key}' for one in gone)} as the file says")
+
+    def _put_over(self, settings: tuple[Setting, ...], done: str) -> PolicyAnswer:
+        """Put settings in force, or raise what is wrong with them; the former ones hold then."""
+        policy = self._configurations.with_settings(settings)
+        notes = (self._replace(policy), self._components.settings.replace(settings))
+        self._log.info("settings-changed", note=done)
+        return PolicyAnswer(200, "; but ".join(filter(None, (done, *notes))))
+
+    def _end_settings(self) -> None:
+        """The time of some is over."""
+        store = self._components.settings
+        self._log.info("settings-changed", note="the time of a setting is over")
+        lasting = store.lasting()
+        try:
+            policy = self._configurations.with_settings(lasting)
+        except HiveError as problem:  # what is left does not fit without what ended
+            self._log.error("settings-left-out", error=str(problem))
+            lasting, policy = (), self._configurations.with_settings(())
+        store.replace(lasting)
+        self._replace(policy, partly=True)
+        self._latest_snapshot.invalidate()
+
+    def _with_settings(self, policy: Policy, *, reloading: bool = False) -> tuple[Policy, str]:
+        """A configuration with the settings over it, or without them where they do not fit, and what to say of that."""
+        store = self._components.settings
+        if not store.current:
+            return policy, ""
+        try:
+            return self._configurations.with_settings(store.lasting(), reloading=reloading), ""
+        except HiveError as problem:
+            self._log.error("settings-left-out", error=str(problem))
+            store.replace(())
+            return policy, f"what `hive-qos set` had changed does not fit and is left out: {problem}"
+
+    def _pause(self, for_s: float | None) -> PolicyAnswer:
+        pause, for_s = self._components.pause, PAUSE_S if for_s is None else _within(for_s, "for_s", PAUSE_S_MAX)
+        if not pause.active:
+            self._components.egress_trees.open()
+            self._components.ingress_trees.close()
+        pause.begin(for_s)
+        self._log.warning("shaping-paused", for_s=for_s)
+        return PolicyAnswer(200, f"nobody is limited for {for_s:g} s; `hive-qos resume` ends it")
+
+    def _resume(self) -> None:
+        """The next tick writes all that was decided meanwhile."""
+        self._components.pause.end()
+        self._components.egress_trees.reopened()
+        self._log.info("shaping-resumed")
+        self._latest_snapshot.invalidate()
+
     def _replace(self, policy: Policy, *, partly: bool = False) -> str:
         """Put another policy in force without losing a packet.
 
@@ -117,6 +235,8 @@ class ActivePolicy:
             HiveError, OSError, ValueError: it cannot be applied, and the former one holds.
         """
         self._components.beat(busy=True)  # many interfaces take long
+        if self._components.pause.active:
+            self._resume()
         old, shaped_interfaces = self.policy, self._components.shaped_interfaces
         if (policy.daemon, policy.peers) != (old.daemon, old.peers):
             note = "changes of [daemon] and [peers] need a restart; files that [peers] names are read again without one"
@@ -147,3 +267,17 @@ class ActivePolicy:
         self._components.deciding.attach_all(policy)
         for one in misplaced(entry.name for entry in policy.interfaces):
             self._log.warning("interface-note", interface=one.interface, note=f"{one.text}; {one.advice}")
+
+
+def _mistaken(problem: Exception) -> bool:
+    return getattr(problem, "code", "") == ConfigurationError.code
+
+
+def _within(for_s: float, key: str, most_s: float) -> float:
+    if not 1.0 <= for_s <= most_s:
+        raise ConfigurationError(key, for_s, f"1 to {most_s:g} seconds")
+    return for_s
+
+
+def _and(parts: Iterable[str]) -> str:
+    return ", ".join(parts)

@@ -17,9 +17,11 @@ from pathlib import Path
 from broker.accounting.accounts import Accounts
 from broker.daemon.collect import Collector
 from broker.daemon.config_store import ConfigStore
+from broker.daemon.pause import Pause
 from broker.daemon.peer_link import PeerLink
 from broker.daemon.publish import SnapshotBuilder
 from broker.daemon.recorder import Recorder
+from broker.daemon.settings_store import SettingsStore
 from broker.daemon.tick import TickRunner
 from broker.enforce import cgroups
 from broker.enforce.egress import EgressTrees
@@ -134,6 +136,8 @@ class Components:
     accounts: Accounts
     page: Page
     recorder: Recorder | None
+    settings: SettingsStore
+    pause: Pause
     closing: CloserClient
     watchdog: WatchdogClient | None
     interface_of: Callable[[str], str | None]
@@ -183,6 +187,8 @@ def compose(given: Environment, options: Options, journal: Journal) -> Component
     recorder = Recorder(policy.daemon.record_file, log=log) if policy.daemon.record_file else None
     accounts = Accounts(policy.daemon.state_dir, log=log, clock=clock, wall_clock=given.wall_clock)
     page = Page(log=log, clock=clock)
+    settings = SettingsStore(policy.daemon.state_dir, log=log, utc_s=given.wall_clock)
+    pause = Pause(clock)
     shaper = Shaper(given.kernel, journal, classifier=given.classifier)
     egress_trees = EgressTrees(shaper, log=log, clock=clock, take_over=options.take_over, rebuild=options.rebuild)
     receivers = InboundRules(log=log, clock=clock)
@@ -240,6 +246,7 @@ def compose(given: Environment, options: Options, journal: Journal) -> Component
         flows=flows,
         earlier=earlier,
         own_cgroups=own_cgroups,
+        pause=pause,
         clock=clock,
     )
     publishing = SnapshotBuilder(
@@ -252,6 +259,8 @@ def compose(given: Environment, options: Options, journal: Journal) -> Component
         peer_link=peer_link,
         probes=probes,
         configurations=options.configurations,
+        settings=settings,
+        pause=pause,
         watchdog=given.watchdog,
         earlier=earlier,
         recorder=recorder,
@@ -287,6 +296,8 @@ def compose(given: Environment, options: Options, journal: Journal) -> Component
         accounts=accounts,
         page=page,
         recorder=recorder,
+        settings=settings,
+        pause=pause,
         closing=closing,
         watchdog=given.watchdog,
         interface_of=interface_of,

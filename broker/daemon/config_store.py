@@ -18,11 +18,12 @@ import signal
 import stat
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from broker.model.values import Alarm
+from broker.policy.settings import Setting
 from broker.policy.types import TRIAL_S_MAX, TRIAL_S_MIN, DaemonPolicy, Policy
 from broker.process.log import Log
 from hive_qos.errors import ConfigurationError, HiveError
@@ -43,13 +44,16 @@ class Source:
 
     Args:
         read: the text of the file; raises HiveError.
-        parse: a text as a policy, with what the command line overrides; raises HiveError for a bad one.
+        parse: a text as a policy, with what the command line overrides, and with settings over it where they are
+            given; raises HiveError for a bad one.
         state_dir: the state directory of the command line, None where that names none.
+        file: where the text is read from, for people and for `hive-qos apply`.
     """
 
     read: Callable[[], str]
-    parse: Callable[[str], Policy]
+    parse: Callable[..., Policy]
     state_dir: str | None = None
+    file: str | None = None
 
 
 @dataclass(frozen=True)
@@ -126,6 +130,15 @@ class ConfigStore:
         if self._text != self._kept.good:
             self._keep(Kept(good=self._text))
 
+    def with_settings(self, settings: Sequence[Setting], *, reloading: bool = False) -> Policy:
+        """The configuration in force, or the one that `next` gave last, with settings over it.
+
+        Raises:
+            HiveError: the settings do not fit into it.
+        """
+        text = self._next_text if reloading else self._text
+        return self._source.parse(text, settings=settings) if settings else self._source.parse(text)
+
     # --- reload --------------------------------------------------------------------------------------------------
 
     def next(self, *, trial_s: float | None = None) -> Policy:
@@ -161,7 +174,7 @@ class ConfigStore:
                 return f"{'unchanged' if unchanged else 'taken, it is the confirmed one'}, nothing to confirm"
             return f"in force, but not kept in {self._state_dir} (see the log): free some space and reload again"
         self._until_s, self._trial_s = self._clock() + trial_s, trial_s
-        return f"taken on trial: without `hive-qos confirm` within {trial_s:g} s the former one comes back"
+        return f"taken on trial: without `hive-qos apply --confirm` within {trial_s:g} s the former one comes back"
 
     def refused(self, problem: Exception) -> str:
         """The next one is not in force, the former one holds; returns the words for it."""
@@ -191,20 +204,48 @@ class ConfigStore:
         """The good policy, once the trial is over without a word: it is to be put in force. None otherwise."""
         if self._until_s is None or self._clock() < self._until_s:
             return None
+        return self._go_back(f"not confirmed within {self._trial_s:g} s")
+
+    def give_up(self) -> Policy | None:
+        """End the trial now; the good policy, to be put in force, None where nothing is on trial."""
+        return None if self._until_s is None else self._go_back("the trial was given up")
+
+    def settle(self) -> bool:
+        """Forget that a trial ended unconfirmed, once the file says what is in force; whether that is so."""
+        try:
+            same = self._source.read() == self._text
+        except HiveError:
+            return False
+        if same and self._until_s is None and self._keep(Kept(good=self._text)):
+            self._alarm = None
+        return same
+
+    def _go_back(self, why: str) -> Policy | None:
         self._until_s = None
         good = self._good()
         if good is None:  # nothing good was ever kept: the state directory could not be written at the start
             self._log.error("rollback-impossible")
             return None
         self._text = self._kept.good or ""
-        self._hold_former("configuration-rolled-back", f"not confirmed within {self._trial_s:g} s")
+        self._hold_former("configuration-rolled-back", why)
         return good
+
+    @property
+    def file(self) -> str | None:
+        """The file that is read, None where it is none."""
+        return self._source.file
+
+    @property
+    def trial_left_s(self) -> float | None:
+        """How long the trial goes on, None where nothing is on trial."""
+        return None if self._until_s is None else max(0.0, self._until_s - self._clock())
 
     def alarms(self) -> tuple[Alarm, ...]:
         """Whether the configuration needs attention."""
         if self._until_s is not None:
-            left_s = max(0.0, self._until_s - self._clock())
-            text = f"on trial: without `hive-qos confirm` the former one comes back in {left_s:.0f} s"
+            text = (
+                f"on trial: without `hive-qos apply --confirm` the former one comes back in {self.trial_left_s:.0f} s"
+            )
             return (Alarm(code="configuration-unconfirmed", subject=_FILE, text=text),)
         return () if self._alarm is None else (self._alarm,)
 

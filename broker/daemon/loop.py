@@ -20,6 +20,7 @@ from broker.daemon.tick import TickResult
 from broker.daemon.tick_scheduler import IDLE_TICK_S, Due, Events, TickScheduler
 from broker.law.decision import is_active
 from broker.law.sharing.promises import LENDER
+from broker.model.values import Allocation
 from broker.policy.types import Policy
 from broker.process.watchdog import BEATS_WITHIN_S
 from broker.sessions.server import SessionServer
@@ -208,7 +209,8 @@ class Loop:
         made = parts.deciding.decide(policy, between=between, asked=asked)
         decision, sessions = made.decision, self._sessions.sessions
         self._service.answer(decision.credits, sessions)
-        parts.rates.notify(decision.allocation, sessions.values(), interface_of=parts.interface_of, now_s=made.now_s)
+        offered = Allocation() if parts.pause.active else decision.allocation  # in a pause no rate is told
+        parts.rates.notify(offered, sessions.values(), interface_of=parts.interface_of, now_s=made.now_s)
         if parts.recorder is not None:
             parts.recorder.write(
                 now_s=made.now_s,

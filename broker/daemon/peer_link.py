@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from broker.api.snapshot import HoldsInfo
 from broker.daemon.peer_opening import PeerOpening
 from broker.law.decision import Decision
 from broker.measure.flow_table import FlowTable
 from broker.measure.senders import PeerRtts, SenderTable
 from broker.model.leases import HELD_CLASS, Hold, Lease
+from broker.model.reasons import Because
 from broker.model.values import Alarm, BrokerThere, SenderSample
 from broker.peers.own_certificate import OwnCertificate
 
@@ -122,6 +125,15 @@ class PeerLink:
         """Answer others' requests after the kernel has applied them, so that no answer is early."""
         if self._channel is not None:
             self._channel.answer(decision.verdicts)
+
+    def hold_nobody(self, decision: Decision) -> None:
+        """In a pause: ask nobody for anything, and refuse what others ask."""
+        self.ask(())
+        if self._channel is not None:
+            why = Because.HOLD_REFUSED(why="this host's broker is paused")
+            self._channel.answer(
+                [replace(one, granted=False, rate_bits_per_s=0, reason=why) for one in decision.verdicts]
+            )
 
     def info(self, decision: Decision) -> HoldsInfo:
         """For the status."""

@@ -12,10 +12,12 @@ from msgspec.structs import replace
 from broker.accounting.accounts import Accounts
 from broker.api.class_averages import ClassAverages
 from broker.api.limits import LimitHistory, limits
-from broker.api.snapshot import DaemonInfo, SessionInfo, Snapshot
+from broker.api.snapshot import ConfigurationInfo, DaemonInfo, SessionInfo, Snapshot
 from broker.daemon.config_store import ConfigStore
+from broker.daemon.pause import Pause
 from broker.daemon.peer_link import PeerLink
 from broker.daemon.recorder import Recorder
+from broker.daemon.settings_store import SettingsStore
 from broker.enforce.egress import EgressTrees
 from broker.enforce.ingress import IngressTrees
 from broker.enforce.interfaces import ShapedInterfaces
@@ -59,6 +61,8 @@ class SnapshotBuilder:
         peer_link: PeerLink,
         probes: Probes,
         configurations: ConfigStore,
+        settings: SettingsStore,
+        pause: Pause,
         watchdog: WatchdogClient | None,
         earlier: Reclassifier | None,
         recorder: Recorder | None,
@@ -78,6 +82,7 @@ class SnapshotBuilder:
         self._configurations, self._watchdog, self._earlier = configurations, watchdog, earlier
         self._recorder, self._accounts, self._page, self._origins = recorder, accounts, page, socket_owners
         self._programs = programs
+        self._settings, self._pause = settings, pause
         self._host, self._started_s = socket.gethostname(), started_s
         self._known: Mapping[int, SocketOwner] = {}
         self._loads = HostLoads()
@@ -160,6 +165,12 @@ class SnapshotBuilder:
             load=self._loads.look(now_s=now_s),
             destinations=destination_reports(decision, measurements),
             wall_s=self._wall_clock(),
+            configuration=ConfigurationInfo(
+                file=self._configurations.file,
+                trial_left_s=self._configurations.trial_left_s,
+                paused_left_s=self._pause.left_s,
+                settings=self._settings.info(),
+            ),
         )
         return replace(snapshot, lasting=self._limits.follow(limits(snapshot), now_s=now_s))
 
@@ -175,6 +186,7 @@ class SnapshotBuilder:
             *self._egress_trees.alarms(),
             *self._ingress_trees.alarms(),
             *(alarm for alarm in self._configurations.alarms() if alarm is not None),
+            *self._pause.alarms(),
             *(alarm for alarm in single if alarm is not None),
             *of_roster,
             *self._peer_link.alarms(),

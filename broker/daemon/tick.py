@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from broker.daemon.collect import Collector
+from broker.daemon.pause import Pause
 from broker.daemon.peer_link import PeerLink
 from broker.enforce.egress import EgressTrees
 from broker.enforce.ingress import IngressTrees
@@ -64,6 +65,7 @@ class TickRunner:
 
     Args:
         earlier: gives sockets that were there before their rule its class; None leaves them.
+        pause: while it is active, all is decided and nothing enforced.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class TickRunner:
         flows: FlowTable,
         earlier: Reclassifier | None,
         own_cgroups: OwnCgroups,
+        pause: Pause,
         clock: Callable[[], float],
     ) -> None:
         self._collector, self._egress_trees, self._shaped_interfaces, self._ingress_trees = (
@@ -88,7 +91,7 @@ class TickRunner:
             ingress_trees,
         )
         self._peer_link, self._rate_watch, self._tcp_watch, self._flows = peer_link, rate_watch, tcp_watch, flows
-        self._earlier, self._own_cgroups, self._clock = earlier, own_cgroups, clock
+        self._earlier, self._own_cgroups, self._pause, self._clock = earlier, own_cgroups, pause, clock
         self._state = State()
         self._port_classes: PortClasses | None = None
         self.ticks = 0
@@ -121,6 +124,16 @@ class TickRunner:
         self._state = decision.state
         self.ticks += 1
         self.again_s = None if decision.again_s is None else now_s + decision.again_s
+        if self._pause.active:
+            self._peer_link.hold_nobody(decision)
+        else:
+            self._enforce(decision, policy, asked=asked)
+        self._keep_rules(policy, now_s=now_s, urgent=between)
+        if asked:
+            self._look_at_tcp(policy)
+        return TickResult(now_s, before, measurements, decision)
+
+    def _enforce(self, decision: Decision, policy: Policy, *, asked: bool) -> None:
         if asked:
             self._apply_egress(decision, policy)
             self._peer_link.ask(decision.holds)
@@ -135,10 +148,6 @@ class TickRunner:
         self._ingress_trees.apply(
             decision.allocation, policy=policy, passed=self._flows.passed.values(), present=self._egress_trees.names
         )
-        self._keep_rules(policy, now_s=now_s, urgent=between)
-        if asked:
-            self._look_at_tcp(policy)
-        return TickResult(now_s, before, measurements, decision)
 
     def _keep_rules(self, policy: Policy, *, now_s: float, urgent: bool) -> None:
         classified = self._egress_trees.classify()

@@ -193,6 +193,17 @@ class EgressTrees:
         for entry in self._interfaces.values():
             entry.in_force, entry.not_before_s = False, 0.0
 
+    def open(self) -> None:
+        """Open all ceilings. Never raises for what the kernel does: an alarm names it. `apply` puts them back."""
+        for name, entry in self._interfaces.items():
+            entry.in_force = False
+            if not entry.attached:
+                continue
+            try:
+                self._shaper.open(name, entry.shape.line_bits_per_s)
+            except (HiveError, OSError) as problem:
+                self._lost(entry, "apply-failed", str(problem))
+
     def segments(self, interface: str) -> SegmentState | None:
         """What came of an interface's `gso_max_segs`; None while we do not hold it."""
         entry = self._interfaces.get(interface)

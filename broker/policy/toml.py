@@ -24,6 +24,7 @@ from broker.policy.probe import read_probe
 from broker.policy.programs import KEYS as PROGRAM_KEYS
 from broker.policy.programs import read_programs
 from broker.policy.rules import DEMOTED_ONLY, check_classes, check_interfaces, check_match_count, check_people
+from broker.policy.settings import Setting, merged
 from broker.policy.types import (
     CLASS_NAMES,
     ClassPolicy,
@@ -102,18 +103,19 @@ class ConfigurationErrors(HiveError):
         return "\n".join([*shown, f"and {more} more mistakes"] if more else shown)
 
 
-def load(text: str, *, name: str = "broker.toml") -> Policy:
+def load(text: str, *, name: str = "broker.toml", settings: Sequence[Setting] = ()) -> Policy:
     """Read a configuration and validate it whole.
 
     Args:
         text: the TOML text of `broker.toml`, `version = 1`. Every key is in `docs/reference/configuration.md`.
         name: the file's, for an error that concerns all of it.
+        settings: values that count instead of the file's.
 
     Raises:
         ConfigurationErrors: with every key, value and reason that is wrong.
     """
     reader = _Reader()
-    policy = reader.policy(text, name=name)
+    policy = reader.policy(text, name=name, settings=settings)
     if policy is not None:
         reader.problems += check_interfaces(policy.interfaces)
         reader.problems += check_classes(policy.classes, interfaces=policy.interfaces)
@@ -133,13 +135,17 @@ class _Reader:
     def problem(self, key: str, value: object, reason: str) -> None:
         self.problems.append(ConfigurationError(key, value, reason))
 
-    def policy(self, text: str, *, name: str) -> Policy | None:
+    def policy(self, text: str, *, name: str, settings: Sequence[Setting]) -> Policy | None:
         try:
             raw = tomllib.loads(text)
         except (ValueError, RecursionError) as error:  # beside what is no TOML: numbers too long, and brackets too deep
             self.problem(name, None, f"not TOML: {error}")
             return None
         raw = {key: value for key, value in raw.items() if key not in _IGNORED_KEYS}
+        try:
+            raw = merged(raw, settings) if settings else raw
+        except ConfigurationError as error:
+            self.problems.append(error)
         self.known(raw, keys=_TOP_KEYS, prefix="")
         version = raw.get("version")
         if version != 1 or isinstance(version, bool):

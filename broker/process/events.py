@@ -34,6 +34,14 @@ EVENTS: Final[Mapping[str, Event]] = {
     "configuration-incomplete": Event(
         "error", "A former configuration is in force, and a part cannot be applied. The broker tries again.", ("error",)
     ),
+    "settings-changed": Event("info", "`hive-qos set` or `unset` changed a setting, or its time is over.", ("note",)),
+    "settings-left-out": Event(
+        "error", "Settings of `hive-qos set` do not fit the configuration any more.", ("error",)
+    ),
+    "settings-not-kept": Event("error", "Settings cannot be written. A restart ends them.", ("error",)),
+    "settings-unusable": Event("error", "The settings that an earlier broker kept cannot be used.", ("error",)),
+    "shaping-paused": Event("warning", "Nobody is limited for some time.", ("for_s",)),
+    "shaping-resumed": Event("info", "Limits are in force again."),
     "rollback-impossible": Event("error", "A trial ended unconfirmed, and no former configuration is kept."),
     "last-good-unusable": Event("error", "The last good configuration cannot be used any more.", ("error",)),
     "last-good-not-saved": Event("error", "The last good configuration cannot be saved.", ("error",)),

@@ -87,7 +87,7 @@ class Running:
                 self.error = problem
 
         path = self.folder / "broker.toml"
-        source = Source(read=lambda: read_file(path), parse=load, state_dir=str(self.folder / "state"))
+        source = Source(read=lambda: read_file(path), parse=load, state_dir=str(self.folder / "state"), file=str(path))
         recent = RecentEvents()
         log = open_log(recent=recent, forward=self.telemetry.take if self.telemetry is not None else None)
         options = Options(ConfigStore(source, log=log))

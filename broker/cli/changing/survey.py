@@ -168,8 +168,8 @@ def _physical(sys: Path) -> list[str]:
 
 
 def _driver_rate(place: Path) -> int | None:
-    """What the driver says, in bits per second; wireless, virtual and unplugged ones say nothing."""
-    text = _text(place / "speed")
+    """What the driver says, in bits per second. Wireless and unplugged ones say nothing; virtual ones invent a rate."""
+    text = _text(place / "speed") if (place / "device").exists() else ""
     return int(text) * 1_000_000 if text.isascii() and text.isdigit() and int(text) > 0 else None
 
 

@@ -151,11 +151,11 @@ def test_traffic_flows_through_reloads_and_rollbacks_without_losing_a_packet(bro
 def test_the_commands_reload_on_trial_confirm_and_say_what_was_wrong(broker: Broker) -> None:
     socket = ["--socket", str(broker.folder / "run/broker.sock")]
     (broker.folder / "broker.toml").write_text(with_rates(10))
-    said = broker.host.run([*COMMAND, "reload", "--confirm", "600", *socket]).stdout
-    assert "within 600 s" in said
+    trial = ["apply", "--yes", "--confirm-within", "10m"]
+    assert "within 600 s" in broker.host.run([*COMMAND, *trial, *socket]).stdout
     wait_until(lambda: capacity_mbit(broker) <= 10, what=broker.status)
-    assert broker.host.run([*COMMAND, "confirm", *socket]).stdout == "confirmed\n"
-    again = broker.host.run([*COMMAND, "confirm", *socket], check=False)
+    assert broker.host.run([*COMMAND, "apply", "--confirm", *socket]).stdout == "confirmed\n"
+    again = broker.host.run([*COMMAND, "apply", "--confirm", *socket], check=False)
     assert (again.returncode, again.stderr.count("\n")) == (5, 1)
     (broker.folder / "broker.toml").write_text("version = 1\n")
     refused = broker.host.run([*COMMAND, "reload", *socket], check=False)

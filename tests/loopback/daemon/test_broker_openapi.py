@@ -14,12 +14,15 @@ from broker_support import Running
 from hypothesis import HealthCheck, Phase, given, settings
 from patience import LIMIT_S
 from schemathesis import GenerationMode, openapi
+from schemathesis.specs.openapi.checks import positive_data_acceptance
 from test_broker_http import http_request
 
 from broker.api.openapi import description
 
 OPERATIONS = [(path, method) for path, methods in description()["paths"].items() for method in methods]
 EXAMPLES = 40
+LEFT_OUT: dict[str, list[Any]] = {"/v1/set": [positive_data_acceptance]}
+"""Which values fit depends on the configuration, which no schema of a request knows."""
 
 
 @pytest.fixture
@@ -66,7 +69,7 @@ def test_every_answer_is_one_that_is_described(running: Running, url: str, path:
     @given(case=operation.as_strategy(generation_mode=GenerationMode.NEGATIVE) | operation.as_strategy())
     @settings(max_examples=EXAMPLES, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
     def ask(case: schemathesis.Case[Any]) -> None:
-        case.call_and_validate(timeout=LIMIT_S)
+        case.call_and_validate(timeout=LIMIT_S, excluded_checks=LEFT_OUT.get(path, []))
 
     ask()
     assert running.status()["schema"] == 1

@@ -148,7 +148,7 @@ def disarm(command: Any) -> None:
         disarm(below)
 
 
-@pytest.mark.parametrize("words", ["nosuch", "status --nosuch", "run -- true", "reload --confirm soon"])
+@pytest.mark.parametrize("words", ["nosuch", "status --nosuch", "run -- true", "apply --confirm-within"])
 def test_a_command_that_does_not_exist_would_be_noticed(words: str) -> None:
     with pytest.raises(AssertionError, match="the command line refuses"):
         taken(words.split(), where="here")

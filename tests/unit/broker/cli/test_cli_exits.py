@@ -98,17 +98,32 @@ def test_commands_fail_by_kind(argv: list[str], expected: int, says: str, monkey
 
 
 def test_every_help_page_has_the_exit_codes_and_every_command_an_example() -> None:
-    for command in ("broker", "status", "run", "clear", "replay", "doctor"):
+    for command in (
+        "init",
+        "check",
+        "plan",
+        "apply",
+        "set",
+        "unset",
+        "pause",
+        "resume",
+        "broker",
+        "status",
+        "run",
+        "clear",
+        "replay",
+        "doctor",
+    ):
         text = RUN.invoke(app, [command, "--help"]).output
         assert "Exit codes:" in text
         assert f"hive-qos {command}" in text
         assert "Example" in text
 
 
-@pytest.mark.parametrize("seconds", ["0", "3601", "nan", "soon"])
-def test_a_trial_of_no_possible_length_is_a_mistake_of_the_command_line(seconds: str, tmp_path: Path) -> None:
-    result = RUN.invoke(app, ["reload", "--confirm", seconds, "--socket", str(tmp_path / "none")])
-    assert result.exit_code == ExitCode.USAGE, result.output
+@pytest.mark.parametrize("seconds", ["0s", "61m", "nan", "soon"])
+def test_a_trial_of_no_possible_length_is_refused_before_anything_is_done(seconds: str, tmp_path: Path) -> None:
+    result = RUN.invoke(app, ["apply", "--yes", "--confirm-within", seconds, "--socket", str(tmp_path / "none")])
+    assert result.exit_code == ExitCode.CONFIGURATION, result.output
 
 
 def test_check_names_every_mistake_with_key_and_value(tmp_path: Path) -> None:

@@ -1,0 +1,259 @@
+"""`hive-qos apply`: install a configuration and take it on trial; it stays only if somebody says so in time."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import signal
+import stat
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from broker.cli.changing.check_command import checked_text
+from broker.cli.changing.durations import duration_s
+from broker.cli.configuration import DEFAULT_CONFIG, read
+from broker.cli.exits import ExitCode
+from broker.cli.options import SocketOption
+from broker.client import http
+from broker.policy.types import TRIAL_S_MAX, TRIAL_S_MIN
+from hive_qos.errors import BrokerError, BrokerRejectedError, ConfigurationError
+from hive_qos.files import write_whole
+from hive_qos.text import printable
+
+LOOK_S = 1.0
+"""How often it is looked whether another terminal has confirmed, and the seconds are counted down."""
+FORMER = ".former"
+"""The end of the name under which the replaced file stays beside the new one."""
+
+FileOption = Annotated[
+    Path | None,
+    typer.Argument(metavar="[FILE]", readable=False, help="The new configuration (default: the broker's own file)."),
+]
+
+
+class _Ended(BaseException):
+    """A signal: the terminal has gone, or somebody ends us."""
+
+
+def apply(
+    file: FileOption = None,
+    confirm_within: Annotated[
+        str | None,
+        typer.Option(
+            "--confirm-within", metavar="DURATION", help="How long the trial lasts: 1s to 1h; 60s is the default."
+        ),
+    ] = None,
+    yes: Annotated[
+        bool,
+        typer.Option("--yes", "-y", help="Ask nothing. With --confirm-within the trial begins; else it is for good."),
+    ] = False,
+    confirm: Annotated[bool, typer.Option("--confirm", help="Keep what is on trial, from any terminal.")] = False,
+    back: Annotated[bool, typer.Option("--back", help="End the trial now, and go back.")] = False,
+    socket: SocketOption = None,
+) -> None:
+    """Put a configuration in force, and go back unless you confirm.
+
+    It checks the file, shows what changes, installs the file as the broker's own, and takes it on trial. It asks
+    whether you still reach the host: y keeps it. Without an answer, at Ctrl-C, and where the terminal dies, the former
+    configuration and file come back. The former file stays beside the new one, with the end .former.
+
+    \b
+    Examples:
+      hive-qos apply
+      hive-qos apply ./broker.toml --confirm-within 5m
+      hive-qos apply --yes --confirm-within 60s    # then, from a new login: hive-qos apply --confirm
+    """
+    path = None if socket is None else str(socket)
+    if confirm or back:
+        if (confirm and back) or yes or file is not None or confirm_within is not None:
+            raise typer.BadParameter("--confirm and --back stand alone")
+        typer.echo(http.post("/v1/confirm" if confirm else "/v1/rollback", socket_path=path))
+        return
+    trial_s = _trial_s(confirm_within, yes=yes)
+    if not yes and not sys.stdin.isatty():
+        text = "nobody can be asked without a terminal; use --yes, or --yes --confirm-within 60s and then --confirm"
+        raise typer.BadParameter(text)
+    installed = broker_file(socket, needed=True)
+    text = read(file or installed)
+    if not _worth_it(text, file or installed, socket=socket, installed=installed):
+        return
+    with _signals():
+        try:
+            with _Install(installed, text if file is not None else None) as install:
+                _take(install, trial_s, path=path, asks=not yes)
+        except _Ended:
+            raise typer.Exit(ExitCode.SYSTEM) from None
+
+
+def broker_file(socket: Path | None, *, needed: bool = False) -> Path:
+    """The file that the broker reads; the default's where none runs, unless it is needed.
+
+    Raises:
+        BrokerError: it is needed, and no broker tells.
+    """
+    try:
+        found = http.status(None if socket is None else str(socket)).get("configuration", {}).get("file")
+    except BrokerError:
+        if needed:
+            raise
+        found = None
+    return Path(str(found or DEFAULT_CONFIG))
+
+
+def _worth_it(text: str, file: Path, *, socket: Path | None, installed: Path) -> bool:
+    """Check, and show the plan; False where nothing is to be done."""
+    from broker.cli.changing.planning import lines_of, plan_for
+
+    checked_text(text, file=file)
+    made = plan_for(text, file=file, socket=socket)
+    for line in lines_of(made, file=file):
+        typer.echo(line)
+    return made.changes or file.absolute() != installed
+
+
+def _trial_s(text: str | None, *, yes: bool) -> float | None:
+    """None: for good at once."""
+    if text is None and yes:
+        return None
+    found = duration_s(text or "60s", option="--confirm-within")
+    if not TRIAL_S_MIN <= found <= TRIAL_S_MAX:
+        raise ConfigurationError("--confirm-within", text, f"write {TRIAL_S_MIN:g}s to {TRIAL_S_MAX / 3600:g}h")
+    return found
+
+
+class _Install:
+    """The file in its place; the former one comes back at the end, unless it was kept.
+
+    Args:
+        text: the new one, None where it lies there already.
+    """
+
+    def __init__(self, place: Path, text: str | None) -> None:
+        self._place, self._text = place.resolve(), text
+        self._former: str | None = None
+        self._mode = 0o644
+        self.kept = False
+
+    def __enter__(self) -> _Install:
+        if self._text is None:
+            return self
+        with contextlib.suppress(FileNotFoundError):
+            self._former = read(self._place) if self._place.exists() else None
+            self._mode = stat.S_IMODE(self._place.stat().st_mode)
+        try:
+            if self._former is not None and self._former != self._text:
+                write_whole(self._place.with_name(self._place.name + FORMER), self._former, mode=self._mode)
+            write_whole(self._place, self._text, mode=self._mode)
+        except PermissionError as problem:
+            problem.strerror = "only root may write it; sudo hive-qos apply, or `hive-qos set` for single settings"
+            raise
+        return self
+
+    def put_back(self) -> None:
+        """Put the former file in its place, if it is still ours that lies there."""
+        if self._text is None or self._former is None:
+            return
+        with contextlib.suppress(OSError, ConfigurationError):
+            if read(self._place) == self._text:
+                write_whole(self._place, self._former, mode=self._mode)
+        self._text = None
+
+    def __exit__(self, *_: object) -> None:
+        if not self.kept:
+            self.put_back()
+
+
+def _take(install: _Install, trial_s: float | None, *, path: str | None, asks: bool) -> None:
+    try:
+        target = "/v1/reload" if trial_s is None else f"/v1/reload?confirm_s={trial_s:g}"
+        said = http.post(target, socket_path=path)
+        if trial_s is None or "nothing to confirm" in said or not asks:
+            typer.echo(printable(said, length_max=1000))
+            install.kept = True
+            return
+        typer.echo(f"on trial for {trial_s:g} s. Try a new login before you confirm.")
+        install.kept = _confirmed(trial_s, path=path)
+    except (_Ended, KeyboardInterrupt):
+        _go_back(install, path)
+        raise
+    except BrokerRejectedError as problem:
+        install.put_back()
+        raise BrokerRejectedError(f"{problem.args[0]}; the former file is back", status=problem.status) from problem
+    if not install.kept:
+        _go_back(install, path)
+        raise typer.Exit(ExitCode.BROKER_REJECTED)
+
+
+def _confirmed(trial_s: float, *, path: str | None) -> bool:
+    """Ask until there is an answer here or elsewhere, or the time is over."""
+    until_s = time.monotonic() + trial_s
+    while (left_s := until_s - time.monotonic()) > 0:
+        _say(f"\rKeep it? [y/N] {left_s:3.0f} s ")
+        ready, _, _ = select.select([sys.stdin], [], [], min(LOOK_S, left_s))
+        if ready:
+            answer = sys.stdin.readline().strip().lower()
+            if answer not in ("y", "yes"):
+                return False
+            typer.echo(http.post("/v1/confirm", socket_path=path))
+            return True
+        configuration = _configuration(path)
+        if configuration is not None and configuration.get("trial_left_s") is None:
+            return _ended_elsewhere(path)
+    _say("\nno answer\n")
+    return False
+
+
+def _ended_elsewhere(path: str | None) -> bool:
+    """Another terminal has ended the trial: whether it kept what was on trial."""
+    codes = {alarm.get("code") for alarm in http.status(path).get("alarms", []) if isinstance(alarm, dict)}
+    kept = "configuration-rolled-back" not in codes
+    _say("\nconfirmed from another terminal\n" if kept else "\nended from another terminal\n")
+    return kept
+
+
+def _configuration(path: str | None) -> Mapping[str, Any] | None:
+    try:
+        found = http.status(path).get("configuration")
+    except BrokerError:  # busy, or restarting: the countdown goes on
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _go_back(install: _Install, path: str | None) -> None:
+    """The former file first, then the broker, which then finds it there. What fails ends by the trial's own time."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    install.put_back()
+    try:
+        said = http.post("/v1/rollback", socket_path=path)
+    except BrokerError as problem:
+        said = f"{problem}; the former configuration comes back when the trial's time is over"
+    _say(f"\n{printable(said, length_max=1000)}\n")
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # the terminal has gone
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[None]:
+    """A terminal that dies and a request to end are exceptions here, so that the way back is taken."""
+
+    def end(*_: object) -> None:
+        raise _Ended
+
+    former = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)}
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
