@@ -150,8 +150,8 @@ def _vpns(sys: Path, uplinks: dict[str, Uplink]) -> tuple[str, ...]:
         return ()
     through = ", ".join(uplinks)
     text = (
-        f"{', '.join(names)}: a VPN. Its packets leave through {through}, encrypted: rules on cgroups and users see "
-        "who sends, rules on ports and addresses do not. Shape the tunnel or the uplink, not both."
+        f"{', '.join(names)}: a VPN. Its packets leave through {through}, encrypted: there only the tunnel's own port "
+        "tells them. Shape the tunnel instead where its traffic has to be told apart, never both."
     )
     return (text,)
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from broker_host import COMMAND, CONFIGURATION, Broker, broker_in, two_hosts
@@ -25,6 +26,7 @@ from tools.lab import Lab
 from tools.lab.kernel import entered
 
 NEW = CONFIGURATION.replace("20 Mbit/s", "10 Mbit/s") + '[class.other]\nguarantee = "15 %"\n'
+EXAMPLES = Path(__file__).parents[3] / "examples" / "config"
 CHANGED = re.compile(r"change class ffe0:([0-9a-f]+) \(rate ([0-9]+), ceil ([0-9]+) bit/s")
 
 
@@ -174,6 +176,16 @@ def test_a_plan_without_a_broker_is_what_its_start_then_does(lab: Lab) -> None:
         again = json.loads(run(broker, "plan", str(broker.folder / "broker.toml"), "--json"))
         assert again["interfaces"][0]["action"] == "adopt"
         run(broker, "clear", "--state-dir", str(broker.folder / "state"))
+
+
+def test_an_example_can_be_applied_and_taken_back(broker: Broker) -> None:
+    text = (EXAMPLES / "desktop-by-day.toml").read_text(encoding="utf-8")
+    (broker.folder / "new.toml").write_text(text + '[daemon]\ngroup = "nogroup"\n')
+    assert "class.storage.match" in run(broker, "apply", str(broker.folder / "new.toml"), "--yes")
+    wait_until(lambda: round(root_mbit(broker), 1) == 38.8)
+    assert [entry["name"] for entry in broker.status()["schedules"]] in ([], ["office hours"])
+    run(broker, "apply", str(broker.folder / "broker.toml.former"), "--yes")
+    wait_until(lambda: root_mbit(broker) < 20)
 
 
 def test_what_somebody_confirms_stays(broker: Broker) -> None:
