@@ -35,7 +35,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "adapter": "broker.cli.adapter_command:adapter",
     "clear": "broker.cli.broker_command:clear",
     "replay": "broker.cli.broker_command:replay",
-    "doctor": "broker.cli.doctor_command:doctor",
+    "doctor": "broker.cli.doctor.doctor_command:doctor",
     "explain-collective": "broker.cli.explain_command:explain_collective",
     "ca": "broker.cli.ca:app",
 }

@@ -79,7 +79,7 @@ def check(file: FileArgument = DEFAULT_CONFIG, as_json: JsonOption = False) -> N
             typer.echo(str(problem))
         raise typer.Exit(ExitCode.CONFIGURATION) from None
     names = [entry.name for entry in policy.interfaces]
-    notes, warnings = _certificate(policy)
+    notes, warnings = certificate_of(policy)
     warnings = [*_absent(policy), *_misplaced(names), *warnings]
     if as_json:
         found = {"file": str(file), "mistakes": [], "interfaces": names, "notes": notes, "warnings": warnings}
@@ -172,7 +172,7 @@ def _misplaced(names: list[str]) -> list[str]:
     return [f"{one.interface} {one.text}; {one.advice}" for one in misplaced(names)]
 
 
-def _certificate(policy: Policy) -> tuple[list[str], list[str]]:
+def certificate_of(policy: Policy) -> tuple[list[str], list[str]]:
     """Look at the files of `[peers]` as a start would; notes, and warnings.
 
     Raises:

@@ -11,7 +11,7 @@ from broker.cli.commands import COMMANDS, wanted
 
 HEAVY = (
     "torch", "numpy", "cryptography", "aioquic", "pyroute2", "structlog", "psutil",
-    "broker.daemon", "broker.law", "broker.api", "shaping", "broker.cli.doctor_command", "broker.cli.ca",
+    "broker.daemon", "broker.law", "broker.api", "shaping", "broker.cli.doctor", "broker.cli.ca",
 )  # fmt: skip
 LIGHT = ("status", "why", "top", "log")
 

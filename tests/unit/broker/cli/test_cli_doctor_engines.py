@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from broker.cli import doctor_command
+from broker.cli.doctor import doctor_command
 from transport.engine import NATIVE_MODULE
 
 

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from broker.cli import doctor_command
+from broker.cli.doctor import doctor_command
 from hive_qos.errors import KernelRejectedError
 from hive_qos.netlink import Request
 from shaping.netlink import nftables

@@ -12,47 +12,43 @@ import json
 import os
 import platform
 import re
+import shlex
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from broker import client
 from broker.cli.alarm_advice import ALARM_ADVICE
+from broker.cli.changing.apply_command import broker_file
+from broker.cli.doctor.configured import configuration
+from broker.cli.doctor.finding import Finding
 from broker.cli.exits import ExitCode
+from broker.cli.options import SocketOption
 from broker.enforce import cgroups
 from broker.policy.types import DaemonPolicy, Policy
 from hive_qos.errors import BrokerError, BrokerUnavailableError, HiveError
 from hive_qos.text import printable
 
-Verdict = Literal["good", "note", "bad"]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at. `advice` says what to do next, "" where nothing needs doing."""
-
-    what: str
-    verdict: Verdict
-    text: str
-    advice: str = ""
-
 
 def doctor(
-    socket: Annotated[Path | None, typer.Option("--socket", readable=False, help="The broker's HTTP socket.")] = None,
+    socket: SocketOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Give the findings as JSON.")] = False,
 ) -> None:
     """Look at this host and say what works, what does not, and what to do next. Exit code 9 when something is bad.
 
+    It changes nothing. All that is not well has a next step, mostly as a command to paste.
+
     \b
-    Example:
+    Examples:
       sudo hive-qos doctor
+      sudo hive-qos doctor --json | jq -r '.[] | select(.verdict == "bad") | .command'
     """
     checks: tuple[Callable[[], list[Finding]], ...] = (
-        _python, _engines, _torch, _shaping, lambda: _layers(socket), _cgroup, _tcp, _groups, lambda: _broker(socket),
+        _python, _engines, _torch, _shaping, lambda: _layers(socket), _cgroup, _tcp, _groups,
+        lambda: configuration(broker_file(socket)), lambda: _broker(socket),
         _congestion,
     )  # fmt: skip
     findings = [finding for check in checks for finding in check()]
@@ -64,6 +60,8 @@ def doctor(
             typer.echo(f"{signs[finding.verdict]}  {finding.what}: {printable(finding.text, length_max=500)}")
             if finding.advice:
                 typer.echo(f"      -> {finding.advice}")
+            if finding.command:
+                typer.echo(f"         {finding.command}")
     if any(finding.verdict == "bad" for finding in findings):
         raise typer.Exit(ExitCode.FOUND)
 
@@ -78,7 +76,7 @@ def _engines() -> list[Finding]:
         version = importlib.metadata.version("aioquic")
         found.append(Finding("engine aioquic", "good", f"{version}"))
     except importlib.metadata.PackageNotFoundError:
-        found.append(Finding("engine aioquic", "bad", "not installed", "pip install 'aioquic>=1.7,<1.8'"))
+        found.append(Finding("engine aioquic", "bad", "not installed", "install it", "pip install 'aioquic>=1.7,<1.8'"))
     native = _native_version()
     if isinstance(native, str):
         found.append(Finding("engine native", "good", native))
@@ -129,7 +127,7 @@ def _torch() -> list[Finding]:
 
 def _shaping() -> list[Finding]:
     if os.geteuid() != 0:
-        return [Finding("shaping", "note", "not looked at: needs root", "sudo hive-qos doctor")]
+        return [Finding("shaping", "note", "not looked at: needs root", "ask as root", "sudo hive-qos doctor")]
     from shaping.kernel import RealKernel
 
     try:
@@ -145,9 +143,14 @@ def _shaping() -> list[Finding]:
         leaves = "fq_codel" if offers.fq_codel else "bfifo"
         found.append(Finding("shaping", "good", f"HTB with {leaves} leaves"))
     else:
-        found.append(Finding("shaping", "bad", "no HTB", "load sch_htb, or use a kernel with CONFIG_NET_SCH_HTB"))
+        advice = "load it, or use a kernel with CONFIG_NET_SCH_HTB"
+        found.append(Finding("shaping", "bad", "no HTB", advice, "modprobe sch_htb"))
     if not offers.u32:
-        found.append(Finding("rules", "note", "no u32: rules on ports, DSCP and addresses do nothing", "load cls_u32"))
+        found.append(
+            Finding(
+                "rules", "note", "no u32: rules on ports, DSCP and addresses do nothing", "load it", "modprobe cls_u32"
+            )
+        )
     found += [_socket_programs(), _forwarded()]
     return found
 
@@ -224,7 +227,7 @@ def _tcp() -> list[Finding]:
         count = sum(len(page) for page in tcp_pages(clock=time.monotonic))
     except OSError as problem:
         advice = "load tcp_diag; without it, storage connections are not measured"
-        return [Finding("TCP_INFO through sock_diag", "note", str(problem), advice)]
+        return [Finding("TCP_INFO through sock_diag", "note", str(problem), advice, "modprobe tcp_diag")]
     return [Finding("TCP_INFO through sock_diag", "good", f"{count} connections seen")]
 
 
@@ -238,9 +241,8 @@ def _groups() -> list[Finding]:
             found.append(Finding(f"group {name}", "good", f"may {right}: root, {', '.join(members) or 'nobody else'}"))
         except KeyError:
             text = f"does not exist; root alone may {right}"
-            found.append(
-                Finding(f"group {name}", "note", text, f"groupadd --system {name}, then usermod -aG {name} USER")
-            )
+            advice = f"make it, then add its users: usermod -aG {name} USER"
+            found.append(Finding(f"group {name}", "note", text, advice, f"groupadd --system {name}"))
     return found
 
 
@@ -248,7 +250,8 @@ def _broker(socket: Path | None) -> list[Finding]:
     try:
         document = client.status(None if socket is None else str(socket))
     except BrokerUnavailableError as problem:
-        return [Finding("broker", "note", str(problem), "training and storage go on without, unshaped")]
+        advice = "start it; without a broker training and storage go on, unshaped"
+        return [Finding("broker", "note", str(problem), advice, "systemctl start hive-qos")]
     except BrokerError as problem:  # its own word on what this user may do
         advice = "if it is a matter of rights: usermod -aG GROUP USER, then log in again, for a login keeps its groups"
         return [Finding("broker", "bad", str(problem), advice)]
@@ -257,9 +260,14 @@ def _broker(socket: Path | None) -> list[Finding]:
     found = [Finding("broker", "good", f"interfaces: {named}"), *_watchdog(document)]
     for alarm in document.get("alarms", []):
         known = ALARM_ADVICE.get(str(alarm.get("code")))
-        action = "" if known is None else known.action  # a newer broker may know more alarms
-        about = f"alarm {printable(str(alarm.get('code')))}, {printable(str(alarm.get('subject')))}"
-        found.append(Finding(about, "bad", str(alarm.get("text")), action))
+        subject = printable(str(alarm.get("subject")))
+        about = f"alarm {printable(str(alarm.get('code')))}, {subject}"
+        if known is None:  # of a newer broker
+            advice = "read docs/operate/alarms.md of the broker's version"
+            found.append(Finding(about, "bad", str(alarm.get("text")), advice, "journalctl -u hive-qos -n 50"))
+            continue
+        command = known.command.format(subject=shlex.quote(subject))
+        found.append(Finding(about, "bad", str(alarm.get("text")), known.action, command))
     return found
 
 
@@ -269,9 +277,8 @@ def _watchdog(document: dict[str, Any]) -> list[Finding]:
     if not isinstance(watchdog, dict):
         return []
     if not watchdog.get("alive"):
-        return [
-            Finding("broker's watchdog", "bad", "does not run", "the broker starts it again; its log says what failed")
-        ]
+        advice = "the broker starts it again; its log says what failed"
+        return [Finding("broker's watchdog", "bad", "does not run", advice, "journalctl -u hive-qos -n 50")]
     opened = f"it has opened the ceilings {watchdog.get('openings')} times"
     return [Finding("broker's watchdog", "good", f"pid {watchdog.get('pid')}; {opened}")]
 
@@ -281,10 +288,12 @@ def _congestion() -> list[Finding]:
     try:
         offered = path.read_text(encoding="ascii").split()
     except OSError as problem:
-        return [Finding("TCP", "note", f"{path}: {problem.strerror}")]
+        advice = "mount /proc; without it nothing is known of TCP here"
+        return [Finding("TCP", "note", f"{path}: {problem.strerror}", advice, "mount -t proc proc /proc")]
     buffers = int(Path("/proc/sys/net/core/rmem_max").read_text(encoding="ascii"))
     found = [Finding("TCP", "good", f"congestion control: {', '.join(offered)}")]
     if buffers < 2 * 2**20:
         text = f"net.core.rmem_max is {buffers}: large UDP receive buffers are not possible"
-        found.append(Finding("UDP buffers", "note", text, "install systemd/ sysctl file: net.core.rmem_max = 8388608"))
+        advice = "allow larger ones; systemd/hive-qos-sysctl.conf does so at each boot"
+        found.append(Finding("UDP buffers", "note", text, advice, "sysctl -w net.core.rmem_max=8388608"))
     return found
