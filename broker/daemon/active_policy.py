@@ -229,13 +229,14 @@ class ActivePolicy:
             partly: also where a part of it cannot be applied now; the ticks try again.
 
         Returns:
-            What of it could not be taken, "" where all was.
+            What of it could not be taken, and that a pause is over; "" where there is nothing to say.
 
         Raises:
             HiveError, OSError, ValueError: it cannot be applied, and the former one holds.
         """
         self._components.beat(busy=True)  # many interfaces take long
-        if self._components.pause.active:
+        resumed = "the pause is over" if self._components.pause.active else ""
+        if resumed:
             self._resume()
         old, shaped_interfaces = self.policy, self._components.shaped_interfaces
         if (policy.daemon, policy.peers) != (old.daemon, old.peers):
@@ -251,7 +252,8 @@ class ActivePolicy:
         shaped_interfaces.keep(policy)
         self._components.peer_link.renew(now_s=self._environment.clock(), at_once=True)
         self.policy, self.authority = policy, Authority.of(policy)
-        return "; ".join(one.text for one in self._components.peer_link.alarms() if one.code == "certificate-refused")
+        refused = [one.text for one in self._components.peer_link.alarms() if one.code == "certificate-refused"]
+        return "; ".join(filter(None, (*refused, resumed)))
 
     def _take_over_interfaces(self) -> None:
         policy, shaped_interfaces = self.policy, self._components.shaped_interfaces

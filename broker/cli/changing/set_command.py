@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 import typer
 
 from broker.cli.changing.durations import duration_s, shown_s
+from broker.cli.changing.setting_text import setting_text
 from broker.cli.options import SocketOption
 from broker.client import http
 from broker.policy.settings import KEYS, check_target, read_settings
@@ -142,10 +143,7 @@ def _show(settings: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
         typer.echo(json.dumps({"settings": list(settings)}))
         return
     for one in settings:
-        left_s = one.get("left_s")
-        end = f"for {shown_s(left_s)} more" if isinstance(left_s, (int, float)) else "kept"
-        what = " ".join(printable(str(one.get(key))) for key in ("kind", "name"))
-        typer.echo(f"{what}: {printable(str(one.get('key')))}={printable(str(one.get('value')))}, {end}")
+        typer.echo(setting_text(one))
     if not settings:
         typer.echo("nothing is set; the file counts")
 

@@ -20,6 +20,7 @@ from typing import Any
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from broker.cli.changing.setting_text import setting_text
 from broker.cli.show.holds_table import SHOWN_MAX as HOLDS_SHOWN_MAX
 from broker.cli.show.holds_table import render_holds
 from broker.cli.show.program_table import program_rows
@@ -98,6 +99,7 @@ def render(document: Mapping[str, Any], room: Room = ENOUGH) -> RenderableType:
     parts += _needs(items(document, "needs"))
     parts += _storage_programs(items(document, "storage_programs"))
     parts += [_schedule(schedule) for schedule in items(document, "schedules")]
+    parts += _settings(document)
     parts += render_holds(document, shown_max=room.holds)
     return Group(*parts)
 
@@ -304,6 +306,13 @@ def _schedule(schedule: Mapping[str, Any]) -> Text:
     end = f"until {printable(str(until))}" if until is not None else "always"
     zone = printable(str(schedule.get("timezone", "?")))
     return Text(f"schedule {printable(str(schedule.get('name', '?')))} holds {end} ({zone})")
+
+
+def _settings(document: Mapping[str, Any]) -> list[RenderableType]:
+    """What counts instead of the file, and for how long."""
+    configuration = document.get("configuration")
+    found = items(configuration, "settings") if isinstance(configuration, Mapping) else []
+    return [Text(f"set: {setting_text(one)}") for one in found]
 
 
 def _needs(needs: list[Mapping[str, Any]]) -> list[RenderableType]:

@@ -66,6 +66,7 @@ def test_a_setting_counts_at_once_is_shown_and_ends_when_it_is_unset(running: Ru
     assert guarantee(running) == pytest.approx(0.22)
     assert "class storage: guarantee=22%, for " in command(running, "set", "--list")
     assert [one["key"] for one in configuration(running)["settings"]] == ["ceiling", "guarantee"]
+    assert "set: class storage: ceiling=50%, for " in command(running, "status")
     command(running, "unset", "class", "storage", "guarantee")
     assert guarantee(running) == pytest.approx(0.2)
     command(running, "unset", "--all")
@@ -163,7 +164,7 @@ def test_a_pause_ends_by_itself_and_at_a_reload(running: Running) -> None:
     command(running, "pause", "--for", "1s")
     wait_until(lambda: configuration(running)["paused_left_s"] is None)
     command(running, "pause")
-    command(running, "reload")
+    assert command(running, "reload") == "taken; but the pause is over\n"
     assert configuration(running)["paused_left_s"] is None
     assert codes(running) == []
 
