@@ -63,7 +63,7 @@ MEANINGS: Final = {
     ExitCode.PRIVILEGE: "privilege missing",
     ExitCode.KERNEL: "refused by the kernel",
     ExitCode.TRANSPORT: "certificate or peer",
-    ExitCode.FOUND: "something was found (doctor, replay)",
+    ExitCode.FOUND: "something was found (doctor, plan, replay)",
     ExitCode.SYSTEM: "the system (no room on a disk, no file, no memory)",
     ExitCode.INTERRUPTED: "interrupted",
 }
@@ -137,7 +137,7 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
             command(*args, **kwargs)
             sys.stdout.flush()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, typer.Abort):  # the latter at a question
             raise typer.Exit(ExitCode.INTERRUPTED) from None
         except BrokenPipeError:  # `hive-qos status | head`: the reader has enough
             _drop_output()

@@ -211,14 +211,16 @@ class ConfigStore:
         return None if self._until_s is None else self._go_back("the trial was given up")
 
     def settle(self) -> bool:
-        """Forget that a trial ended unconfirmed, once the file says what is in force; whether that is so."""
+        """Forget that a trial ended unconfirmed, once the file says what is in force; whether one was forgotten."""
+        if self._until_s is not None or self._alarm is None or self._alarm.code != "configuration-rolled-back":
+            return False
         try:
             same = self._source.read() == self._text
         except HiveError:
             return False
-        if same and self._until_s is None and self._keep(Kept(good=self._text)):
+        if same and self._keep(Kept(good=self._text)):
             self._alarm = None
-        return same
+        return self._alarm is None
 
     def _go_back(self, why: str) -> Policy | None:
         self._until_s = None

@@ -17,6 +17,7 @@ from broker.cli.exits import ExitCode
 from broker.policy.locate import line_in, line_of, lines_of
 from broker.policy.toml import SHOWN_MAX, ConfigurationErrors, load
 from broker.policy.types import Policy
+from hive_qos.errors import ConfigurationError
 from hive_qos.text import printable
 
 LINE_LENGTH_MAX = 160
@@ -70,7 +71,12 @@ def check(file: FileArgument = DEFAULT_CONFIG, as_json: JsonOption = False) -> N
       hive-qos check --json | jq -r '.mistakes[].reason'
     """
     try:
-        policy = checked(file)
+        text = read(file)
+        policy = checked_text(text, file=file)
+        try:
+            notes, warnings = certificate_of(policy)
+        except ConfigurationError as problem:
+            raise MistakenFileError(file, text, ConfigurationErrors([problem])) from problem
     except MistakenFileError as problem:
         if as_json:
             mistakes = [dataclasses.asdict(one) for one in problem.mistakes]
@@ -79,7 +85,6 @@ def check(file: FileArgument = DEFAULT_CONFIG, as_json: JsonOption = False) -> N
             typer.echo(str(problem))
         raise typer.Exit(ExitCode.CONFIGURATION) from None
     names = [entry.name for entry in policy.interfaces]
-    notes, warnings = certificate_of(policy)
     warnings = [*_absent(policy), *_misplaced(names), *warnings]
     if as_json:
         found = {"file": str(file), "mistakes": [], "interfaces": names, "notes": notes, "warnings": warnings}

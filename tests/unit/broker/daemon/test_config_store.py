@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from broker.daemon.config_store import KEPT_NAME, ConfigStore, Kept, Source, read_kept, write_kept
+from broker.policy.settings import Setting
 from broker.policy.toml import load
 from broker.policy.types import TRIAL_S_MAX, TRIAL_S_MIN, Policy
 from broker.process.log import open_log
@@ -43,8 +45,8 @@ class Host:
         self.daemons.append(ConfigStore(source, log=open_log(), clock=lambda: self.now_s))
         return self.daemons[-1]
 
-    def parse(self, text: str) -> Policy:
-        policy = load(text)
+    def parse(self, text: str, settings: Sequence[Setting] = ()) -> Policy:
+        policy = load(text, settings=settings)
         return replace(policy, daemon=replace(policy.daemon, state_dir=str(self.state)))
 
     def started_with(self) -> int:
@@ -243,3 +245,34 @@ def test_what_others_could_have_written_is_not_believed(host: Host, where: str) 
 def test_nobody_else_reads_what_is_kept(host: Host) -> None:
     host.started_with()
     assert (host.state / KEPT_NAME).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_trial_that_is_given_up_goes_back_at_once_and_is_forgotten_when_the_file_is_back(host: Host) -> None:
+    assert host.started_with() == 10
+    store = host.daemons[-1]
+    assert store.give_up() is None
+    assert not store.settle()
+    host.reload(20, trial_s=TRIAL_S)
+    assert store.trial_left_s == TRIAL_S
+    assert rate(store.give_up()) == 10
+    assert store.trial_left_s is None
+    assert not store.settle()  # the file says otherwise
+    assert host.codes() == ["configuration-rolled-back"]
+    host.file = text(10)
+    assert store.settle()
+    assert host.codes() == []
+    assert host.started_with() == 10
+    assert host.codes() == []
+
+
+def test_settings_are_put_over_the_configuration_in_force_and_never_kept_with_it(host: Host) -> None:
+    host.started_with()
+    setting = Setting("class", "storage", "weight", "3")
+    store = host.daemons[-1]
+    assert store.with_settings((setting,)).class_policy("storage").weight == 3
+    assert store.with_settings(()).class_policy("storage").weight == 2
+    host.file = text(20)
+    store.next()
+    both = store.with_settings((setting,), reloading=True)
+    assert (rate(both), both.class_policy("storage").weight) == (20, 3)
+    assert read_kept(str(host.state)).good == text(10)
