@@ -44,6 +44,8 @@ def settings(policy: Policy) -> Mapping[str, str]:
         found |= _keys(f"job.{own}", _fields(job, leave=("name", "uid")))
     for schedule in policy.schedules:
         found |= _keys(f"schedule.{schedule.name}", _schedule(schedule))
+    for program in policy.storage_programs:
+        found |= _keys(f"storage_program.{program.name}", _fields(program, leave=("name",)))
     for section in ("daemon", "peers", "probe", "page"):
         value = getattr(policy, section)
         found |= _keys(section, _fields(value)) if value is not None else {}
