@@ -128,7 +128,7 @@ def status_keys() -> str:
                 one for one in known[name]["description"].split("\n\n") if not one.lstrip().startswith("Fields:")
             )
             keys = textwrap.fill(", ".join(known[name]["properties"]), 110)
-            parts.append(f"### {path}\n{_prose(about)}\n```text\n{keys}\n```\n")
+            parts.append(f"### {path}\n{prose(about)}\n```text\n{keys}\n```\n")
     return "\n".join(parts)
 
 
@@ -170,9 +170,9 @@ def pages() -> Iterator[Path]:
 
 def _command(command: Any, name: str) -> Iterator[str]:
     yield f"### `{name}`\n"
-    yield f"{_prose(command.help)}\n"
-    if examples := _examples(command.help):
-        yield "".join(f"- `{example}`\n" for example in examples)
+    yield f"{prose(command.help)}\n"
+    if lines := examples(command.help):
+        yield "".join(f"- `{example}`\n" for example in lines)
     rows = [_parameter(one) for one in command.params if one.name != "help"]
     if rows:
         yield _table(("argument or option", "default", "what it does"), rows)
@@ -195,13 +195,14 @@ def _parameter(parameter: Any) -> tuple[str, str, str]:
     return shown, said, " ".join((parameter.help or "").split())
 
 
-def _prose(text: str) -> str:
+def prose(text: str) -> str:
     """Paragraphs of a command's help, without its examples, which follow a line `\\b`."""
     paragraphs = inspect.cleandoc(text).split("\b")[0].strip().split("\n\n")
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
-def _examples(text: str) -> list[str]:
+def examples(text: str) -> list[str]:
+    """The command lines of a command's help, which follow a line `\\b`."""
     parts = inspect.cleandoc(text).split("\b")
     return [line.strip() for line in parts[1].splitlines() if line.startswith("  ")] if len(parts) > 1 else []
 

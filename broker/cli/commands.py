@@ -57,7 +57,6 @@ def command_line(names: Iterable[str]) -> typer.Typer:
         help="Share this host's bandwidth between training, storage and people.",
         epilog=EPILOG,
         no_args_is_help=True,
-        add_completion=False,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
