@@ -75,7 +75,7 @@ coverage: setup ## Lines that unit and loopback tests reach, in out/coverage; CO
 	@bash tools/coverage.sh $(BIN)/python $(COVERAGE)
 
 ##@ At night
-.PHONY: nightly test-native test-torch fuzz sanitize sanitize-address sanitize-thread sanitize-faults test-pythons test-kernels test-page test-storage test-chart test-image audit
+.PHONY: nightly test-native test-torch fuzz sanitize sanitize-address sanitize-thread sanitize-faults test-pythons test-kernels test-page test-storage test-chart test-image test-deb audit
 nightly: setup ## All below, a short benchmark, unstable tests, in hours; NIGHTLY="fuzz bench" for less
 	@$(BIN)/python -m tools.nightly $(NIGHTLY)
 
@@ -115,6 +115,9 @@ test-chart: setup ## The Helm chart by Helm's engine and Kubernetes' schemas, 0.
 test-image: image ## The container image's tree at work in the lab, with the chart's capabilities
 	PYTHONPATH=tests:tests/lab $(BIN)/python -m pytest tests/image
 
+test-deb: deb ## Install, upgrade and purge the Debian package under systemd, as root: SUITES=trixie
+	$(BIN)/python -m pytest tests/deb
+
 audit: ## Vulnerabilities, licences and sources of dependencies; needs the network
 	@bash tools/audit.sh "$(PYTHON)"
 
@@ -123,12 +126,15 @@ bench-nightly: setup
 	@$(BIN)/python -m tools.nightly.bench
 
 ##@ Release it
-.PHONY: wheel image lock clean
+.PHONY: wheel image deb lock clean
 wheel: ## A wheel with the native engine, for machines without cargo, in dist/
 	@bash tools/wheel.sh "$(PYTHON)" dist
 
 image: setup wheel ## A container image with that wheel, in out/image, as root
 	@bash tools/image.sh $(BIN)/python dist
+
+deb: setup wheel ## The Debian package, for Debian 12 and 13, in dist/
+	@bash tools/deb/build.sh $(BIN)/python dist
 
 lock: ## New versions and hashes of what runs as root, in requirements.lock; review them
 	@bash tools/lock.sh "$(PYTHON)"

@@ -15,6 +15,7 @@ fail() { say "$*" >&2; exit 1; }
 
 [[ $EUID -eq 0 ]] || fail "virtiofsd and the guests need root"
 here=$(realpath "$(dirname "$0")/..")
+. "$here/tools/debian_mirror.sh"
 python=$(realpath -s "$1")
 shift
 (($#)) || set -- bookworm trixie
@@ -34,13 +35,6 @@ if ((${#missing[@]})); then
   DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 fi
 virtiofsd=$(PATH=$PATH:/usr/lib/qemu:/usr/libexec command -v virtiofsd) || fail "there is no virtiofsd (Debian: qemu-system-common, later virtiofsd)"
-
-mirror() { # the first of Debian's that apt knows
-  [[ -z ${MIRROR:-} ]] || { echo "$MIRROR"; return; }
-  local known
-  known=$(apt-get indextargets --format '$(ORIGIN) $(REPO_URI)' 'Created-By: Packages' 2>/dev/null) || true
-  sed -n 's/^Debian //p;T;q' <<<"$known"
-}
 
 # A suite's cloud kernel, its modules beside it; apt keeps what it knows of that suite apart from this machine's.
 fetch() {

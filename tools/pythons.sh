@@ -38,6 +38,7 @@ wheel=$(realpath "$wheel")
 shift 2
 (($#)) || set -- trixie forky
 cd "$(dirname "$0")/.."
+. tools/debian_mirror.sh
 folder=$(realpath -m "${PYTHONS_DIR:-out/pythons}")
 mkdir -p "$folder"/{downloads,logs,roots,tmp}
 apart() { # with us these end, and with them all their mounts and processes
@@ -54,13 +55,6 @@ prepare() {
   cp "$wheel" "$place/wheel"
   cp -r "$folder/recorded" "$place"
   chmod 755 "$place"
-}
-
-mirror() { # the first of Debian's that apt knows
-  [[ -z ${MIRROR:-} ]] || { echo "$MIRROR"; return; }
-  local known
-  known=$(apt-get indextargets --format '$(ORIGIN) $(REPO_URI)' 'Created-By: Packages' 2>/dev/null) || true
-  sed -n 's/^Debian //p;T;q' <<<"$known" # a pipe that is closed early would end this script now and then
 }
 
 is_suite() { # or this ends

@@ -52,6 +52,7 @@ missing=()
 command -v ip >/dev/null || missing+=(iproute2)
 command -v rsync >/dev/null || missing+=(rsync)
 command -v systemd-analyze >/dev/null || missing+=(systemd)
+command -v groff >/dev/null || missing+=(groff-base)
 "$python" -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
 # The crate's own tests are a program that links Python's shared library; only Debian's comes without it.
 if command -v cargo >/dev/null && [[ $real == /usr/bin/* || $python == /usr/bin/* ]] && ! "$python" -c '

@@ -32,6 +32,7 @@ STEPS: Mapping[str, Sequence[str]] = {
     "storage": (*MAKE, "test-storage"),
     "chart": (*MAKE, "test-chart"),
     "image": (*MAKE, "test-image"),
+    "deb": (*MAKE, "test-deb"),
     "audit": (*MAKE, "audit"),
     "bench": (*MAKE, "bench-nightly"),
     "unstable": (sys.executable, "-m", "tools.nightly.unstable"),

@@ -1,0 +1,98 @@
+"""What the Debian package has beside Python packages: units, completion, the manual page, maintainer scripts."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.docs_tables import ROOT
+
+EXECUTABLE = "usr/lib/hive-qos/bin/"
+
+
+def ran(*argv: str | Path) -> str:
+    """What a program says that ends well, with what it says on standard error."""
+    done = subprocess.run(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("deb")
+    ran("bash", "tools/deb/tree.sh", sys.executable, folder)
+    return folder
+
+
+def test_the_tree_has_every_file_of_systemd_once_and_the_configuration_is_kept_at_upgrades(tree: Path) -> None:
+    of_systemd = {path.name for path in (ROOT / "systemd").iterdir()}
+    units = {path.name for path in (tree / "usr/lib/systemd/system").iterdir()}
+    assert units == {name for name in of_systemd if name.endswith((".service", ".slice"))}
+    assert (tree / "DEBIAN/conffiles").read_text() == "/etc/hive-qos/broker.toml\n"
+    assert (tree / "etc/hive-qos/broker.toml").is_file()
+    # tmpfiles.d makes what the package brings itself.
+    others = {"hive-qos-sysusers.conf", "hive-qos-sysctl.conf", "broker.toml", "hive-qos-tmpfiles.conf"}
+    assert of_systemd - units == others
+
+
+def test_systemd_accepts_the_units_of_the_package(tree: Path, tmp_path: Path) -> None:
+    program = shutil.which("systemd-analyze")
+    assert program is not None, "systemd-analyze is missing: apt-get install systemd"
+    for unit in (tree / "usr/lib/systemd/system").iterdir():
+        text = unit.read_text()
+        assert "/opt/" not in text
+        for name in ("hive-qos", "python"):
+            text = text.replace(f"/{EXECUTABLE}{name} ", "/bin/true ")
+        (tmp_path / unit.name).write_text(text)
+    assert ran(program, "verify", "--man=no", *sorted(tmp_path.iterdir())) == ""
+
+
+@pytest.mark.parametrize("script", ["postinst", "prerm", "postrm"])
+def test_a_shell_takes_the_maintainer_scripts(tree: Path, script: str) -> None:
+    file = tree / "DEBIAN" / script
+    assert file.stat().st_mode & 0o111
+    ran("sh", "-n", file)
+
+
+def test_the_manual_page_has_every_command_and_groff_has_no_warning(tree: Path) -> None:
+    from broker.cli.app import app
+
+    page = gzip.decompress((tree / "usr/share/man/man1/hive-qos.1.gz").read_bytes()).decode()
+    names = [f".SS hive\\-qos {(one.name or '').replace('-', chr(92) + '-')}\n" for one in app.registered_commands]
+    assert [name for name in names if name not in page] == []
+    groff = shutil.which("groff")
+    assert groff is not None, "groff is missing: apt-get install groff-base"
+    done = subprocess.run(
+        [groff, "-man", "-Tutf8", "-ww", "-Kutf8"], input=page, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "put back what was there" in " ".join(done.stdout.replace("‐\n", "").split())
+
+
+def test_bash_completes_commands_and_options_with_what_the_package_installs(tree: Path) -> None:
+    script = (
+        f'PATH={Path(sys.executable).parent}:$PATH; . "$0"; COMP_WORDS=(hive-qos run --cl); COMP_CWORD=2;'
+        ' _hive_qos_completion hive-qos; echo "${COMPREPLY[*]}"'
+    )
+    assert ran("bash", "-c", script, tree / "usr/share/bash-completion/completions/hive-qos") == "--class\n"
+
+
+def test_zsh_and_fish_get_a_completion_of_the_form_that_each_loads(tree: Path) -> None:
+    first, *rest = (tree / "usr/share/zsh/vendor-completions/_hive-qos").read_text().splitlines()
+    assert first == "#compdef hive-qos"
+    assert rest[0].startswith("eval $(env ")
+    fish = (tree / "usr/share/fish/vendor_completions.d/hive-qos.fish").read_text()
+    assert fish.startswith("complete --command hive-qos ")
+
+
+def test_removing_takes_back_the_sizes_of_buffers_that_the_package_sets(tree: Path) -> None:
+    lines = (tree / "usr/lib/sysctl.d/60-hive-qos.conf").read_text().splitlines()
+    settings = dict(line.split(" = ") for line in lines if line and not line.startswith("#"))
+    assert set(settings) == {"net.core.rmem_max", "net.core.wmem_max"}
+    (value,) = set(settings.values())
+    assert f'!= {value} ] || echo "$before"' in (tree / "DEBIAN/prerm").read_text()
