@@ -103,7 +103,7 @@ def install(machine: Machine, package: Path) -> str:
 
 def configure(machine: Machine) -> None:
     machine.write("/etc/hive-qos/broker.toml", CONFIGURATION)
-    machine.run("hive-qos", "broker", "--check")
+    machine.run("hive-qos", "check")
     machine.run("systemctl", "--quiet", "enable", "--now", "hive-qos")
 
 
@@ -112,7 +112,7 @@ def test_installing_shapes_nothing_and_the_two_commands_that_it_names_start_the_
 ) -> None:
     before = machine.root_qdisc()
     said = install(machine, package)
-    assert "hive-qos broker --check\n  systemctl enable --now hive-qos" in said
+    assert "hive-qos init\n  systemctl enable --now hive-qos" in said
     assert (machine.service("ActiveState"), machine.service("UnitFileState")) == ("inactive", "disabled")
     assert machine.root_qdisc() == before
 

@@ -15,7 +15,9 @@ for unit in systemd/*.service systemd/*.slice; do
   put "$unit" "usr/lib/systemd/system/$(basename "$unit")"
   sed -i 's#/opt/hive-qos/bin/#/usr/lib/hive-qos/bin/#g' "$root/usr/lib/systemd/system/$(basename "$unit")"
 done
-put systemd/broker.toml etc/hive-qos/broker.toml
+# `hive-qos init` writes the configuration: one that is brought would be asked about at every upgrade.
+install -d "$root/etc/hive-qos"
+put systemd/broker.toml usr/share/doc/hive-qos/examples/broker.toml
 put systemd/hive-qos-sysusers.conf usr/lib/sysusers.d/hive-qos.conf
 put systemd/hive-qos-sysctl.conf usr/lib/sysctl.d/60-hive-qos.conf
 
@@ -40,5 +42,4 @@ put packaging/debian/lintian-overrides usr/share/lintian/overrides/hive-qos
 
 install -d "$root/DEBIAN"
 install -m 755 packaging/debian/{postinst,prerm,postrm} "$root/DEBIAN"
-echo /etc/hive-qos/broker.toml >"$root/DEBIAN/conffiles"
 sed "s/@VERSION@/$version/" packaging/debian/control >"$root/DEBIAN/control"

@@ -29,12 +29,12 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_tree_has_every_file_of_systemd_once_and_the_configuration_is_kept_at_upgrades(tree: Path) -> None:
+def test_the_tree_has_every_file_of_systemd_and_no_configuration_that_an_upgrade_could_replace(tree: Path) -> None:
     of_systemd = {path.name for path in (ROOT / "systemd").iterdir()}
     units = {path.name for path in (tree / "usr/lib/systemd/system").iterdir()}
     assert units == {name for name in of_systemd if name.endswith((".service", ".slice"))}
-    assert (tree / "DEBIAN/conffiles").read_text() == "/etc/hive-qos/broker.toml\n"
-    assert (tree / "etc/hive-qos/broker.toml").is_file()
+    assert [path.name for path in (tree / "etc").rglob("*")] == ["hive-qos"]
+    assert (tree / "usr/share/doc/hive-qos/examples/broker.toml").is_file()
     # tmpfiles.d makes what the package brings itself.
     others = {"hive-qos-sysusers.conf", "hive-qos-sysctl.conf", "broker.toml", "hive-qos-tmpfiles.conf"}
     assert of_systemd - units == others
