@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -14,9 +15,13 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, exit_interrupted)
     try:
+        gc.disable()  # modules are no garbage: looking through them takes a tenth of a short command
         from broker.cli.commands import command_line, wanted
 
-        command_line(wanted(sys.argv[1:]))()
+        app = command_line(wanted(sys.argv[1:]))
+        gc.freeze()
+        gc.enable()
+        app()
     except KeyboardInterrupt:
         sys.exit(130)
     except OSError as problem:  # help that cannot be written
