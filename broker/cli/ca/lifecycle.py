@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from transport.identity import CaStatus
 
 DAYS_MAX = 36500
+CA_WARN_DAYS = 90
+"""As the brokers' alarm ca-expires has it."""
 NODES_SHOWN_MAX = 200
 """More than anybody reads; `--json` has all."""
 NAME_MAX = 28
@@ -182,7 +184,7 @@ def _document(found: CaStatus) -> dict[str, Any]:
 
 
 def _lines(found: CaStatus, directory: Path, *, within: int) -> list[str]:
-    from transport.identity import Standing
+    from transport.identity import Phase, Standing
     from transport.identity.names import claims_of
 
     lines = [
@@ -192,7 +194,11 @@ def _lines(found: CaStatus, directory: Path, *, within: int) -> list[str]:
     ]
     if found.list_until is not None:
         lines.append(f"{'revoked':<10} list until {found.list_until:%Y-%m-%d}")
-    lines += [_phase_line(found), *_next_steps(found, directory), ""]
+    lines += [_phase_line(found), *_next_steps(found, directory)]
+    left = found.signing.not_valid_after_utc - _now()
+    if left < datetime.timedelta(days=CA_WARN_DAYS) and found.phase is Phase.STEADY:
+        lines.append(f"the CA ends in {max(0, left.days)} days: hive-qos ca rotate begin -d {directory}")
+    lines.append("")
     if not found.nodes:
         return [*lines, "nothing was issued yet: hive-qos ca issue NODE"]
     width = min(NAME_MAX, max(len("node"), *(len(one.node) for one in found.nodes)))
