@@ -55,7 +55,11 @@ def adapter(
         return
     policy = parse(read(config), name=str(config), runtime_dir=runtime_dir, state_dir=None, record=None)
     if not policy.storage_programs:
-        raise ConfigurationError("storage_program", None, "none is configured, so there is nothing to follow")
+        raise ConfigurationError(
+            "storage_program",
+            None,
+            "none is configured, so there is nothing to follow; write a [[storage_program]] section",
+        )
     from broker.adapters.service import adapter_of, serve
     from broker.process.locks import Lock, directory
     from broker.process.log import open_log
