@@ -169,7 +169,7 @@ class ActivePolicy:
             if wanted == ("", "") or ((one.kind, one.name) == wanted and one.key in (request.texts or (one.key,)))
         ]  # fmt: skip
         if not gone:
-            return PolicyAnswer(409, "nothing of the kind is set")
+            return PolicyAnswer(409, "nothing of the kind is set; see `hive-qos set --list`")
         left = tuple(one for one in former if one not in gone)
         return self._put_over(left, f"{_and(f'{one.kind} {one.name} {one.key}' for one in gone)} as the file says")
 

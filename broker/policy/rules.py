@@ -125,7 +125,8 @@ def _check_sum(
         parts = ", ".join(f"{name} {show(share)}" for name, share in shares)
         yield ConfigurationError(
             f"{of_what}.*.{key}", f"{100 * total:.4g} %",
-            f"the {key}s add up to more than 100 %{of} ({parts}; omitted ones count with their defaults)",
+            f"the {key}s add up to more than 100 %{of} ({parts}; omitted ones count with their defaults); "
+            "lower one of them",
         )  # fmt: skip
 
 

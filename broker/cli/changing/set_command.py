@@ -46,7 +46,7 @@ def set_(
 
     \b
     Examples:
-      hive-qos set class storage guarantee=30% --for 2h
+      hive-qos set class storage guarantee=25% --for 2h
       hive-qos set job nightly weight=2 --keep
       hive-qos set interface eth0 egress=80Mbit/s
       hive-qos set --list
@@ -59,7 +59,7 @@ def set_(
         _show(_settings(socket), as_json=as_json)
         return
     if name is None or not settings:
-        raise typer.BadParameter(f"name what to set, such as: hive-qos set {kind} NAME {_example(kind)}")
+        raise typer.BadParameter(f"name what to set, such as: hive-qos set {printable(kind)} NAME {_example(kind)}")
     read_settings(kind, name, settings, until_s=None)  # before anybody is asked: a typing error needs no broker
     fields = [("kind", kind), ("name", name), *(("set", text) for text in settings)]
     for_s = None if keep else duration_s(for_, option="--for")
@@ -96,7 +96,7 @@ def unset(
         typer.echo(_post("/v1/unset", socket, []))
         return
     if kind is None or name is None:
-        raise typer.BadParameter(f"name what to unset, such as: hive-qos unset {kind} NAME")
+        raise typer.BadParameter(f"name what to unset, such as: hive-qos unset {printable(kind or "KIND")} NAME")
     check_target(kind, name)
     typer.echo(_post("/v1/unset", socket, [("kind", kind), ("name", name), *(("key", key) for key in keys or ())]))
 

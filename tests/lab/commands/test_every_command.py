@@ -36,7 +36,7 @@ PROGRAMS_OWN = {126, 127}
 """`run` gives the exit code of the program; what a shell has where there is none, as here."""
 WHAT_TO_DO = re.compile(
     r"\b(start|run|write|use|name|correct|free|install|make|stop|renew|sudo|see|load|need[s]?|root|"
-    r"cannot be (read|made)|not TOML|known here|one of|replaces|connect|nothing is|"
+    r"cannot be (read|made)|not TOML|known here|one of|replaces|connect|lower|nothing is|"
     r"no such|Read-only|Permission denied)\b"
 )
 """What a line on stderr has at least one of: something to do, or the plain reason with the file's name before it."""
