@@ -96,7 +96,7 @@ def unset(
         typer.echo(_post("/v1/unset", socket, []))
         return
     if kind is None or name is None:
-        raise typer.BadParameter(f"name what to unset, such as: hive-qos unset {printable(kind or "KIND")} NAME")
+        raise typer.BadParameter(f"name what to unset, such as: hive-qos unset {printable(str(kind))} NAME")
     check_target(kind, name)
     typer.echo(_post("/v1/unset", socket, [("kind", kind), ("name", name), *(("key", key) for key in keys or ())]))
 
