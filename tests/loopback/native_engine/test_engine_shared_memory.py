@@ -7,14 +7,13 @@ import contextlib
 import os
 import random
 import socket
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from engine_support import Node, connected, engines, over, pytest_generate_tests
-from patience import LIMIT_S
+from patience import LIMIT_S, wait_until
 
 from hive_qos.errors import CancelledError, PeerError, TimedOutError
 from transport.engine.base import (
@@ -45,14 +44,15 @@ def statistic(node: Node, connection: int, name: str) -> int:
 def sharing(settings: EngineSettings = SHARING) -> Iterator[tuple[Node, Node, int, int]]:
     """Nodes that share memory already; it takes a moment after the connection is up."""
     with connected(settings=settings) as (a, b, to_b, to_a):
-        until_s = time.monotonic() + LIMIT_S
-        for sender, connection, receiver in ((a, to_b, b), (b, to_a, a)):
-            while not statistic(sender, connection, "shared_sent_bytes"):
-                assert time.monotonic() < until_s, "they do not share memory"
-                post = receiver.post(sender.name, None, tag=2**39)
-                sender.send(connection, b"?", tag=2**39)
-                assert isinstance(receiver.outcome(post), Received)
-                time.sleep(0.05)
+
+        def shared(sender: Node, connection: int, receiver: Node) -> bool:
+            post = receiver.post(sender.name, None, tag=2**39)
+            sender.send(connection, b"?", tag=2**39)
+            assert isinstance(receiver.outcome(post), Received)
+            return statistic(sender, connection, "shared_sent_bytes") > 0
+
+        for ends in ((a, to_b, b), (b, to_a, a)):
+            wait_until(lambda ends=ends: shared(*ends), pause_s=0.05)
         yield a, b, to_b, to_a
 
 
@@ -78,18 +78,18 @@ def test_messages_of_all_lengths_arrive_both_ways_and_not_as_packets() -> None:
             assert received(receiver, post) == LONG[:length]
         for sender, send in sends:
             assert isinstance(sender.outcome(send), SendDone)
-        time.sleep(0.3)  # the statistics are of the last tick
-        assert statistic(a, to_b, "shared_sent_bytes") >= sum(lengths)
-        assert statistic(a, to_b, "shared_received_bytes") >= sum(lengths)
+        for name in ("shared_sent_bytes", "shared_received_bytes"):  # of the last tick
+            wait_until(lambda name=name: statistic(a, to_b, name) >= sum(lengths))
         assert statistic(a, to_b, "sent_bytes") - before < 100_000
 
 
 @over(NATIVE)
 def test_a_message_that_came_before_its_post_is_taken_whole_by_it() -> None:
     with sharing() as (a, b, to_b, _):
-        sends = [a.send(to_b, LONG[: length + tag], tag=tag) for tag, length in enumerate((100, 10**5, 2 * 10**6))]
-        time.sleep(0.2)
-        for tag, length in enumerate((100, 10**5, 2 * 10**6)):
+        lengths = (100, 10**5, 2 * 10**6)
+        sends = [a.send(to_b, LONG[: length + tag], tag=tag) for tag, length in enumerate(lengths)]
+        wait_until(lambda: b.held("a") >= sum(lengths))
+        for tag, length in enumerate(lengths):
             assert received(b, b.post("a", bytearray(length + tag), tag=tag)) == LONG[: length + tag]
         assert all(isinstance(a.outcome(send), SendDone) for send in sends)
 
@@ -113,9 +113,9 @@ def test_many_small_messages_fill_no_more_than_the_store_and_all_arrive() -> Non
     with sharing(replace(SHARING, unexpected_bytes_max=2**20)) as (a, b, to_b, _):
         count = 3000
         sends = [a.send(to_b, LONG[:100], tag=tag) for tag in range(count)]
-        time.sleep(0.5)
-        assert b.held("a") < 2 * 2**20
+        wait_until(lambda: b.held("a") > 2**19)
         for tag in range(count):
+            assert b.held("a") < 2 * 2**20
             assert received(b, b.post("a", None, tag=tag)) == LONG[:100]
         assert all(isinstance(a.outcome(send), SendDone) for send in sends)
 
@@ -218,9 +218,8 @@ def test_where_one_side_has_it_not_messages_go_as_packets(engines: tuple[str, st
         post = b.post("a", bytearray(2**20))
         a.send(to_b, LONG[: 2**20])
         assert received(b, post) == LONG[: 2**20]
-        time.sleep(0.3)
+        wait_until(lambda: statistic(a, to_b, "sent_bytes") > 2**20)
         assert statistic(a, to_b, "shared_sent_bytes") == 0
-        assert statistic(a, to_b, "sent_bytes") > 2**20
 
 
 def visit(place: str, token: bytes, descriptor: int | None) -> bytes:
@@ -271,7 +270,7 @@ def test_a_meeting_place_that_is_none_of_ours_is_not_dialled() -> None:
             post = b.post("a", bytearray(1000))
             a.send(to_b, LONG[:1000])
             assert received(b, post) == LONG[:1000]
-            time.sleep(0.2)
+            wait_until(lambda: statistic(a, to_b, "sent_bytes") > 1000)  # a tick later
             with pytest.raises(BlockingIOError):
                 elsewhere.accept()
         finally:
