@@ -35,9 +35,9 @@ class PathLoad:
         self.landed_s = now_s
 
     def has_room(self, nbytes: int) -> bool:
-        """Not for much where nothing is known."""
-        known = self.s_per_byte is not None or not self.under_way_bytes
-        return known or self.under_way_bytes + nbytes <= UNKNOWN_BYTES_MAX
+        """Not for much where nothing is known; what is small waits for nothing."""
+        free = self.s_per_byte is not None or not self.under_way_bytes or nbytes < MEASURED_BYTES_MIN
+        return free or self.under_way_bytes + nbytes <= UNKNOWN_BYTES_MAX
 
     def through_after_s(self, nbytes: int, *, rtt_s: float, now_s: float) -> float:
         """When a message would be through."""

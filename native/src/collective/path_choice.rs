@@ -48,8 +48,10 @@ impl PathLoad {
         self.under_way == 0
     }
 
+    /// Not for much where nothing is known; what is small waits for nothing.
     fn has_room(&self, bytes: u64) -> bool {
-        self.s_per_byte.is_some() || self.under_way == 0 || self.under_way + bytes <= UNKNOWN_BYTES_MAX
+        let free = self.s_per_byte.is_some() || self.under_way == 0 || bytes < MEASURED_BYTES_MIN;
+        free || self.under_way + bytes <= UNKNOWN_BYTES_MAX
     }
 
     fn through_after_s(&self, bytes: u64, rtt: Duration, now: Instant) -> f64 {
@@ -72,8 +74,12 @@ pub fn choose(paths: impl Iterator<Item = (u64, PathLoad, Duration)>, bytes: u64
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
 
+    /// What Python's `PathLoads` has to do as well; the file says how it is read.
+    const VECTORS: &str = include_str!("../../../tests/unit/transport/mesh/path_choice_vectors.txt");
     const CHUNK: u64 = 512 << 10;
     const RTT: Duration = Duration::from_millis(10);
 
@@ -98,6 +104,40 @@ mod tests {
             loads[chosen as usize].sent(CHUNK);
         }
         loads.iter().map(|load| load.under_way / CHUNK).collect()
+    }
+
+    #[test]
+    fn both_languages_choose_the_same() {
+        let began = Instant::now();
+        let at = |ms: &str| began + Duration::from_millis(ms.parse().unwrap());
+        let (mut now, mut case) = (began, "");
+        let mut paths = BTreeMap::<u64, (PathLoad, Duration)>::new();
+        for line in VECTORS
+            .lines()
+            .filter(|line| !line.is_empty() && !line.starts_with('#'))
+        {
+            let words: Vec<&str> = line.split(' ').collect();
+            let number = |place: usize| words[place].parse::<u64>().unwrap();
+            match words[0] {
+                "case" => {
+                    (now, case) = (began, line);
+                    paths.clear();
+                }
+                "rtt" => drop(paths.insert(number(1), (PathLoad::default(), Duration::from_millis(number(2))))),
+                "at" => now = at(words[1]),
+                "choose" => {
+                    let known = paths.iter().map(|(connection, (load, rtt))| (*connection, *load, *rtt));
+                    let chosen = choose(known, number(1), now);
+                    assert_eq!(chosen, words[2].parse().ok(), "{case}: {line}");
+                }
+                "send" => paths.get_mut(&number(1)).unwrap().0.sent(number(2)),
+                "land" | "fail" => {
+                    let (load, rtt) = paths.get_mut(&number(1)).unwrap();
+                    load.landed(number(2), at(words[3]), *rtt, now, words[0] == "land");
+                }
+                _ => panic!("what is {line}?"),
+            }
+        }
     }
 
     #[test]

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
+
+import pytest
 
 from transport.mesh.outbox import IN_FLIGHT_BYTES_MAX
 from transport.mesh.path_choice import DOUBLES_AFTER_S, UNKNOWN_BYTES_MAX, PathLoads
 
+VECTORS = Path(__file__).with_name("path_choice_vectors.txt")
+"""What the engine's choice has to do as well; the file says how it is read."""
+CASES = [case.splitlines() for case in VECTORS.read_text(encoding="utf-8").split("\ncase ")[1:]]
 CHUNK = 512 * 1024
 RTT_S = 0.01
 UNDER_WAY_MAX = IN_FLIGHT_BYTES_MAX // CHUNK
@@ -85,3 +91,24 @@ def test_one_connection_is_no_choice_and_one_that_has_ended_is_forgotten() -> No
     links.loads.forget(SLOW)
     links.loads.landed(SLOW, CHUNK, sent_s=0.0, now_s=100.0, well=False)
     assert links.loads.choose((SLOW, FAST), CHUNK, now_s=100.0) in (SLOW, FAST)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
+def test_both_languages_choose_the_same(case: list[str]) -> None:
+    rtt_s: dict[int, float] = {}
+    loads, now_s = PathLoads(lambda _now_s: rtt_s), 0.0
+    for line in filter(None, case[1:]):
+        match line.split():
+            case "rtt", connection, ms:
+                rtt_s[int(connection)] = int(ms) / 1000
+            case "at", ms:
+                now_s = int(ms) / 1000
+            case "choose", nbytes, wanted:
+                chosen = loads.choose(sorted(rtt_s), int(nbytes), now_s=now_s)
+                assert chosen == (None if wanted == "none" else int(wanted)), line
+            case "send", connection, nbytes:
+                loads.sent(int(connection), int(nbytes))
+            case ("land" | "fail") as how, connection, nbytes, ms:
+                loads.landed(int(connection), int(nbytes), sent_s=int(ms) / 1000, now_s=now_s, well=how == "land")
+            case _:
+                raise AssertionError(f"what is {line}?")
