@@ -56,7 +56,7 @@ pub fn meet(session: &Arc<PeerSession>, name: String) {
 async fn dial(session: Arc<PeerSession>, name: String, tokens: Tokens) {
     let eager_bytes = eager_bytes(&session);
     let met = within(handshake::dial(&name, &tokens, eager_bytes)).await;
-    let joined = met.and_then(|(region, socket)| join(&session, region, Side::Dialler, socket, eager_bytes));
+    let joined = met.and_then(|(region, socket)| join(&session, region, Side::Dialler, socket, eager_bytes, None));
     tell(&session, joined.err());
 }
 
@@ -96,25 +96,30 @@ fn admit(engine: &Engine, token: &Token, region: Region, socket: UnixStream) {
         let session = joining;
         let Some(tokens) = session.tokens.get() else { return };
         let eager_bytes = eager_bytes(&session);
-        let joined = handshake::accept(&socket, &region, tokens, eager_bytes)
-            .and_then(|()| join(&session, region, Side::Dialled, socket, eager_bytes));
+        Link::allow_first(&region, Side::Dialled, eager_bytes);
+        let joined = join(&session, region, Side::Dialled, socket, eager_bytes, Some(&tokens.1));
         tell(&session, joined.err());
     });
 }
 
-/// Messages go through this memory from here on.
+/// Messages go through this memory from here on. Who dialled is answered when nothing is in the way any more: it would
+/// wait for ever for one that has let go.
 fn join(
     session: &Arc<PeerSession>,
     region: Region,
     side: Side,
     socket: UnixStream,
     eager_bytes: u64,
+    answer: Option<&Token>,
 ) -> io::Result<()> {
     let (link, reader) = Link::new(region, side, socket.into_std()?)?;
     {
         let mut state = session.lock();
         if state.link.is_some() || session.is(Stage::Ended) {
             return Err(io::Error::other("the connection has ended, or shares memory already"));
+        }
+        if let Some(token) = answer {
+            link.welcome(token)?;
         }
         state.link = Some(link.clone());
     }
@@ -144,3 +149,7 @@ fn tell(session: &PeerSession, failure: Option<io::Error>) {
     let (connection, failure) = (session.number, failure.map(|error| error.to_string()));
     session.context.events.push(Event::SharedMemory { connection, failure });
 }
+
+#[cfg(test)]
+#[path = "memory_sharing_tests.rs"]
+mod tests;

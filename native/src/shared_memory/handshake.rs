@@ -54,7 +54,7 @@ pub async fn dial(name: &str, tokens: &Tokens, eager_bytes: u64) -> io::Result<(
     Ok((region, socket))
 }
 
-/// Take what somebody who dialled shows and passes. Whose token that is has to be found before `accept`.
+/// Take what somebody who dialled shows and passes. Whose token that is has to be found before `Link::welcome`.
 pub async fn greet(socket: &UnixStream) -> io::Result<(Token, Region)> {
     check_user(socket)?;
     loop {
@@ -67,13 +67,6 @@ pub async fn greet(socket: &UnixStream) -> io::Result<(Token, Region)> {
             }
         }
     }
-}
-
-/// Answer who dialled: the memory is shared from here on.
-pub fn accept(socket: &UnixStream, region: &Region, tokens: &Tokens, eager_bytes: u64) -> io::Result<()> {
-    Link::allow_first(region, Side::Dialled, eager_bytes);
-    rustix::net::send(socket, &tokens.1, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
-    Ok(())
 }
 
 /// Whether two tokens are the same, in a time that does not tell where they differ.

@@ -133,6 +133,12 @@ impl Link {
         region.word(side, Word::Wanted).store(u64::MAX, SeqCst);
     }
 
+    /// Answer who dialled: for that side the memory is shared from here on. Before anything else is written there.
+    pub fn welcome(&self, token: &[u8]) -> io::Result<()> {
+        rustix::net::send(&self.socket, token, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
+        Ok(())
+    }
+
     /// Let so many messages of the peer's begin in all.
     pub fn allow(&self, messages: u64) {
         self.region.word(self.side, Word::Allowed).store(messages, SeqCst);
