@@ -152,6 +152,28 @@ class CancelledError(TransportError):
     code = "cancelled"
 
 
+class EvictedError(TransportError):
+    """The group goes on without this process, which was out of reach or left. Join again, as a new member."""
+
+    code = "evicted"
+
+
+class RegisterLostError(TransportError):
+    """The register of a volatile group cannot be reached, so that nobody may decide. Look at the host that serves it.
+
+    Args:
+        what: what was asked of it.
+        reason: what was seen.
+    """
+
+    code = "register-lost"
+
+    def __init__(self, what: str, reason: str) -> None:
+        super().__init__(f"{what}: {reason}")
+        self.what = what
+        self.reason = reason
+
+
 class BrokerError(HiveError):
     """Something between this program and the broker failed. Training and storage go on without it."""
 
