@@ -17,9 +17,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from broker_support import Running
 from documents import DOCS, fences_of
 from patience import LIMIT_S, wait_until
+from torch._C._distributed_c10d import HashStore
 
 import transport
 from hive_qos.errors import ConnectionLostError
@@ -117,6 +119,19 @@ def test_the_error_handler_of_the_page_saves_when_a_rank_is_lost() -> None:
     with pytest.raises(RuntimeError, match="lost rank 2"):
         exec(shown("train.md", "try:"), names)
     assert saved == [True]
+
+
+def test_the_loop_over_members_that_come_and_go_meets_after_a_hundred_steps(alone: None) -> None:
+    model = torch.nn.Linear(8, 1)
+    names: dict[str, Any] = {
+        "model": model,
+        "store": HashStore(),
+        "loss": torch.nn.functional.mse_loss,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "batches": [(torch.ones(4, 8), torch.zeros(4, 1))] * 100,
+    }
+    exec(shown("train.md", "from integrations.volatile import"), names)
+    assert names["algorithm"].last.step == 1
 
 
 def test_the_session_of_the_storage_page_registers_and_declares(

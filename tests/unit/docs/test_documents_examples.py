@@ -31,6 +31,10 @@ RUN_BY = {
     ),
     ("docs/train.md", "import torch"): (PROGRAMS, "test_the_training_script_of_the_page_runs_under_torchrun"),
     ("docs/train.md", "try:"): (PROGRAMS, "test_the_error_handler_of_the_page_saves_when_a_rank_is_lost"),
+    ("docs/train.md", "from integrations.volatile import DiLoCo, torch_register"): (
+        PROGRAMS,
+        "test_the_loop_over_members_that_come_and_go_meets_after_a_hundred_steps",
+    ),
     ("docs/store.md", "from broker.client import Session"): (
         PROGRAMS,
         "test_the_session_of_the_storage_page_registers_and_declares",

@@ -1,0 +1,166 @@
+"""DiLoCo and local SGD do what their papers say: the special cases that have to be equal, and their state."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch._C._distributed_c10d import TCPStore
+
+from hive_qos.errors import MisuseError
+from integrations.volatile.diloco import DiLoCo, LocalSGD
+from transport.settings import Settings
+from transport.volatile.register import MemoryStore, Register
+
+SETTINGS = Settings(listen="127.0.0.1", broker="off")
+BATCHES = 6
+EXAMPLE = Path(__file__).parents[3] / "examples" / "volatile.py"
+
+
+def model() -> torch.nn.Module:
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
+
+
+def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    source = torch.Generator().manual_seed(number)
+    return torch.randn(4, 16, generator=source), torch.randn(4, 1, generator=source)
+
+
+def flat(network: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([one.detach().reshape(-1) for one in network.parameters()])
+
+
+def train(
+    algorithm: DiLoCo,
+    network: torch.nn.Module,
+    inner: torch.optim.Optimizer,
+    register: Register,
+    *,
+    rank: int,
+    size: int,
+) -> None:
+    with algorithm.join(register, name=f"member-{rank}", members_min=size, settings=SETTINGS):
+        for number in range(BATCHES):
+            inputs, targets = batch(number * size + rank)
+            inner.zero_grad()
+            torch.nn.functional.mse_loss(network(inputs), targets).backward()
+            with algorithm.step():
+                inner.step()
+
+
+def in_threads(size: int, run: Callable[[int], None]) -> None:
+    errors: list[BaseException] = []
+
+    def guarded(rank: int) -> None:
+        try:
+            run(rank)
+        except BaseException as error:  # noqa: BLE001 - shown in the test's own thread
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(rank,)) for rank in range(size)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(100.0)
+    assert errors == []
+
+
+def test_one_member_that_meets_after_each_step_trains_as_its_inner_optimiser_alone_to_the_bit() -> None:
+    alone, network = model(), model()
+    inner = torch.optim.AdamW(alone.parameters(), lr=1e-2)
+    for number in range(BATCHES):
+        inputs, targets = batch(number)
+        inner.zero_grad()
+        torch.nn.functional.mse_loss(alone(inputs), targets).backward()
+        inner.step()
+    algorithm = DiLoCo(network.parameters(), every=1, outer_rate=1.0, outer_momentum=0.0)
+    train(
+        algorithm,
+        network,
+        torch.optim.AdamW(network.parameters(), lr=1e-2),
+        Register(MemoryStore(), job="j"),
+        rank=0,
+        size=1,
+    )
+    assert torch.equal(flat(alone), flat(network))
+
+
+def test_members_that_meet_after_each_step_of_sgd_train_as_one_with_the_mean_gradient() -> None:
+    size, register = 2, Register(MemoryStore(), job="j", secret=b"0123456789abcdef")
+    networks = [model() for _ in range(size)]
+    algorithms = [LocalSGD(one.parameters(), every=1) for one in networks]
+
+    def run(rank: int) -> None:
+        inner = torch.optim.SGD(networks[rank].parameters(), lr=0.1)
+        train(algorithms[rank], networks[rank], inner, register, rank=rank, size=size)
+
+    in_threads(size, run)
+    whole = model()
+    optimizer = torch.optim.SGD(whole.parameters(), lr=0.1)
+    for number in range(BATCHES):
+        optimizer.zero_grad()
+        for rank in range(size):
+            inputs, targets = batch(number * size + rank)
+            (torch.nn.functional.mse_loss(whole(inputs), targets) / size).backward()
+        optimizer.step()
+    assert torch.equal(flat(networks[0]), flat(networks[1]))
+    torch.testing.assert_close(flat(networks[0]), flat(whole), rtol=1e-4, atol=1e-6)
+
+
+def test_the_outer_step_is_that_of_sgd_with_nesterov_momentum() -> None:
+    network = model()
+    algorithm = DiLoCo(network.parameters(), every=2)
+    expected = torch.nn.Parameter(flat(network))
+    outer = torch.optim.SGD([expected], lr=0.7, momentum=0.9, nesterov=True)
+    register = Register(MemoryStore(), job="j")
+    with algorithm.join(register, name="alone", settings=SETTINGS):
+        for number in range(3):
+            with torch.no_grad():
+                for one in network.parameters():
+                    one.add_(0.01 * (number + 1))
+            expected.grad = expected.detach() - flat(network)
+            outer.step()
+            algorithm.meet()
+            torch.testing.assert_close(flat(network), expected.detach())
+
+
+def test_a_checkpoint_goes_on_where_it_was_made_and_another_models_is_refused() -> None:
+    network, other = model(), model()
+    algorithm = DiLoCo(network.parameters(), every=1)
+    train(
+        algorithm,
+        network,
+        torch.optim.SGD(network.parameters(), lr=0.1),
+        Register(MemoryStore(), job="j"),
+        rank=0,
+        size=1,
+    )
+    again = DiLoCo(other.parameters(), every=1)
+    again.load_state_dict(algorithm.state_dict())
+    assert torch.equal(flat(network), flat(other))
+    with pytest.raises(MisuseError, match="of another model"):
+        DiLoCo(torch.nn.Linear(2, 2).parameters()).load_state_dict(algorithm.state_dict())
+
+
+def test_the_example_trains_with_whoever_is_there() -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    environment = os.environ | {
+        "HIVE_LISTEN": "127.0.0.1",
+        "HIVE_BROKER": "off",
+        "HIVE_JOB_SECRET": "secret of the test",
+    }
+    command = [sys.executable, str(EXAMPLE), "--store", f"127.0.0.1:{store.port}", "--meetings", "3"]
+    members = [
+        subprocess.Popen([*command, "--name", name], env=environment, stdout=subprocess.PIPE, text=True)
+        for name in "ab"
+    ]
+    said = [one.communicate(timeout=100)[0].splitlines() for one in members]
+    assert [one.returncode for one in members] == [0, 0]
+    assert any(lines and lines[-1].startswith("meeting 3 of ") for lines in said)

@@ -1,0 +1,92 @@
+"""Members of a volatile group are killed, stopped, joined and sent away: those that go on hold the same weights."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from patience import wait_until
+from torch._C._distributed_c10d import TCPStore
+
+PROGRAM = Path(__file__).parent / "programs" / "volatile_rank.py"
+
+
+class Members:
+    """Processes by name, and what each has written so far."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self._folder, self._port = folder, port
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str) -> None:
+        command = [sys.executable, str(PROGRAM), name, str(self._port)]
+        with self._log(name).open("wb") as output, self._log(f"{name}.errors").open("wb") as errors:
+            self.processes[name] = subprocess.Popen(command, stdout=output, stderr=errors)
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        text = self._log(name).read_text(encoding="utf-8")
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+    def steps(self, name: str) -> list[dict[str, Any]]:
+        return [one for one in self.lines(name) if "step" in one]
+
+    def meet_as(self, names: list[str]) -> None:
+        """Wait until exactly those have met."""
+        wait_until(
+            lambda: any(one["members"] == names for one in self.steps(names[0])[-50:]), what=self.said, limit_s=60.0
+        )
+
+    def said(self) -> str:
+        told = {name: self.lines(name)[-2:] for name in self.processes}
+        return str(told) + "".join(self._log(f"{name}.errors").read_text()[-1500:] for name in self.processes)
+
+    def end(self) -> None:
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+
+    def _log(self, name: str) -> Path:
+        return self._folder / name
+
+
+@pytest.fixture
+def members(tmp_path: Path) -> Iterator[Members]:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    found = Members(tmp_path, store.port)
+    with contextlib.closing(contextlib.ExitStack()) as stack:
+        stack.callback(found.end)
+        yield found
+
+
+def test_members_are_killed_join_are_evicted_and_leave_while_the_others_hold_the_same_weights(members: Members) -> None:
+    for name in "abc":
+        members.start(name)
+    members.meet_as(["a", "b", "c"])
+    members.processes["b"].kill()
+    members.meet_as(["a", "c"])
+    members.start("d")
+    members.meet_as(["a", "c", "d"])
+    members.processes["c"].send_signal(signal.SIGSTOP)
+    members.meet_as(["a", "d"])
+    members.processes["c"].send_signal(signal.SIGCONT)
+    assert members.processes["c"].wait(60.0) == 1, members.said()
+    assert members.lines("c")[-1] == {"error": "evicted"}
+    members.processes["a"].send_signal(signal.SIGTERM)
+    assert members.processes["a"].wait(60.0) == 0, members.said()
+    members.meet_as(["d"])
+
+    weights: dict[int, set[str]] = {}
+    for name in "abcd":
+        for one in members.steps(name):
+            weights.setdefault(one["step"], set()).add(one["digest"])
+    assert {step for step, found in weights.items() if len(found) > 1} == set()
+    for name in "abcd":  # one after the other, none twice
+        steps = [one["step"] for one in members.steps(name)]
+        assert steps == list(range(steps[0], steps[0] + len(steps)))
