@@ -1,0 +1,78 @@
+"""A register takes one successor of each view, and believes nothing that was not written with the job's secret."""
+
+from __future__ import annotations
+
+import pytest
+
+from hive_qos.errors import PeerError, TimedOutError
+from transport.volatile.commit import Frozen
+from transport.volatile.register import MemoryStore, Register
+from transport.volatile.view import DIGEST_BYTES, Member, View, decode, encode
+
+A, B = Member("a", 1), Member("b", 2**61)
+FIRST = View(1, (A,), 0, bytes(DIGEST_BYTES))
+SECOND = View(2, (A, B), 3, b"d" * DIGEST_BYTES, (B,), 4)
+
+
+def register(store: MemoryStore, *, job: str = "job", secret: bytes = b"0123456789abcdef") -> Register:
+    return Register(store, job=job, secret=secret)
+
+
+def test_of_two_successors_the_first_holds_and_both_hear_of_it() -> None:
+    store = MemoryStore()
+    one, other = register(store), register(store)
+    assert one.view() is None
+    assert one.advance(FIRST, None) == FIRST
+    assert other.advance(View(1, (B,), 0, bytes(DIGEST_BYTES)), None) == FIRST
+    assert one.advance(SECOND, FIRST) == SECOND
+    assert other.advance(View(2, (B,), 0, bytes(DIGEST_BYTES)), FIRST) == SECOND
+    assert other.view() == SECOND
+
+
+def test_a_view_of_another_secret_or_job_is_not_believed() -> None:
+    store = MemoryStore()
+    register(store).advance(FIRST, None)
+    with pytest.raises(PeerError, match="HIVE_JOB_SECRET"):
+        register(store, secret=b"another secret!!").view()
+    assert register(store, job="other").view() is None
+
+
+@pytest.mark.parametrize("place", range(0, 60, 3))
+def test_a_changed_byte_of_the_register_is_noticed(place: int) -> None:
+    store = MemoryStore()
+    register(store).advance(SECOND, None)
+    key = "hive/volatile/job/view"
+    held = bytearray(store.get(key) or b"")
+    held[place] ^= 1
+    store.set(key, bytes(held))
+    with pytest.raises(PeerError):
+        register(store).view()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\xa0", b"\xff" * 40, encode(View(1, (B, A), 0, bytes(DIGEST_BYTES))), encode(View(0, (A,), 0, b"d" * 16))],
+)
+def test_what_is_no_view_is_refused(data: bytes) -> None:
+    with pytest.raises(PeerError, match="holds no view"):
+        decode(data)
+
+
+def test_notes_and_requests_come_back_as_they_were_written() -> None:
+    notes = register(MemoryStore())
+    stand = Frozen(7, 5, b"c" * DIGEST_BYTES, b"p" * DIGEST_BYTES, frozenset({A}), frozenset({B}))
+    notes.say_frozen(A, stand)
+    assert notes.frozen(7, A) == stand
+    assert notes.frozen(8, A) is None
+    for member in (A, B):
+        notes.ask_to_join(member)
+    assert notes.asked(0) == (2, (A, B))
+    assert notes.asked(1) == (2, (B,))
+
+
+def test_ranks_of_an_epoch_do_not_meet_those_of_another() -> None:
+    notes = register(MemoryStore())
+    notes.rendezvous(1).set("rank-0", b"here")
+    assert notes.rendezvous(1).get("rank-0", 0.0) == b"here"
+    with pytest.raises(TimedOutError):
+        notes.rendezvous(2).get("rank-0", 0.0)
