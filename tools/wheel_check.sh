@@ -2,7 +2,7 @@
 # Install a wheel into a fresh environment from which cargo cannot be reached, and have two ranks use the native engine.
 # Usage: tools/wheel_check.sh PYTHON WHEEL
 set -euo pipefail
-python=$(command -v "$1")
+python=$(realpath -s "$(command -v "$1")")
 wheel=$(realpath "$2")
 examples=$(realpath "$(dirname "$0")/../examples")
 place=$(mktemp -d)
