@@ -16,7 +16,7 @@ from tools.lab.host import Host
 BOOT = Path(__file__).with_name("boot.sh")
 UNTOLD = ("/proc", "/sys", "/dev", "/run", "/tmp", "/var/log", "/var/cache", "/var/lib/apt", "/var/lib/dpkg")
 """Folders whose files say nothing: the kernel's, those of one boot, and what apt remembers of every package."""
-BACKUPS = ("/etc/group-", "/etc/gshadow-")
+BACKUPS = ("/etc/group-", "/etc/gshadow-", "/etc/passwd-", "/etc/shadow-")
 
 
 class Machine:
