@@ -1,13 +1,13 @@
 """Well-known storage programs by name: `programs = ["syncthing", "rsync"]` finds their ports and systemd units.
 
-A port stands here where no other usual program has it: MinIO's 9000 and the REST server's 8000 do not, nor the hundreds
-of Ceph's OSDs and GlusterFS's bricks. These are found by their units. A rule on a port finds both ends, TCP and UDP
-(QUIC), IPv4 and IPv6; that on a unit finds all sockets of its processes. Pure.
+A port stands here where no other usual program has it: MinIO's 9000, the REST server's 8000 and SeaweedFS's 9333 do
+not, nor the hundreds of Ceph's OSDs and GlusterFS's bricks. These are found by their units. A rule on a port finds both
+ends, TCP and UDP (QUIC), IPv4 and IPv6; that on a unit finds all sockets of its processes. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,13 +25,11 @@ class KnownProgram:
         what: what it is, in a few words.
         ports: of its protocol, where nobody else uses them (IANA's registry, or the program's own documents).
         units: names of systemd units, as its packages and documents have them; one of a template without its instance.
-        processes: as the kernel shows them, cut to 15 bytes.
     """
 
     what: str
     ports: tuple[int, ...] = ()
     units: tuple[str, ...] = ()
-    processes: tuple[str, ...] = ()
 
     @property
     def cgroups(self) -> tuple[str, ...]:
@@ -54,26 +52,19 @@ KNOWN_PROGRAMS: Final[Mapping[str, KnownProgram]] = {
         "Bacula, Bareos",
         (9102, 9103),
         ("bacula-fd.service", "bacula-sd.service", "bareos-filedaemon.service", "bareos-storage.service"),
-        ("bacula-fd", "bacula-sd", "bareos-fd", "bareos-sd"),
     ),
-    "borg": KnownProgram(
-        "BorgBackup, over SSH", (), ("borgmatic.service", "borgbackup.service"), ("borg", "borgmatic")
-    ),
-    "ceph": KnownProgram("Ceph's monitors and OSDs", (3300, 6789), ("ceph-osd@.service",), ("ceph-osd", "ceph-mds")),
+    "borg": KnownProgram("BorgBackup, over SSH", (), ("borgmatic.service", "borgbackup.service")),
+    "ceph": KnownProgram("Ceph's monitors and OSDs", (3300, 6789), ("ceph-osd@.service",)),
     "drbd": KnownProgram("DRBD's first two resources", (7788, 7789)),
-    "garage": KnownProgram("Garage's S3 and RPC", (3900, 3901), ("garage.service",), ("garage",)),
-    "glusterfs": KnownProgram(
-        "GlusterFS", (24007,), ("glusterd.service", "glusterfsd.service"), ("glusterd", "glusterfsd", "glusterfs")
-    ),
-    "iscsi": KnownProgram("iSCSI", (3260,), (), ("iscsid", "tgtd")),
-    "kopia": KnownProgram("Kopia's server", (51515,), ("kopia.service",), ("kopia",)),
-    "lsyncd": KnownProgram("Lsyncd", (), ("lsyncd.service",), ("lsyncd",)),
-    "minio": KnownProgram("MinIO", (), ("minio.service",), ("minio",)),
-    "nfs": KnownProgram("NFS 4", (2049,), (), ("nfsd",)),
-    "proxmox-backup": KnownProgram(
-        "Proxmox Backup Server", (8007,), ("proxmox-backup-proxy.service",), ("proxmox-backup-",)
-    ),
-    "rclone": KnownProgram("rclone", (), ("rclone.service", "rclone@.service"), ("rclone",)),
+    "garage": KnownProgram("Garage's S3 and RPC", (3900, 3901), ("garage.service",)),
+    "glusterfs": KnownProgram("GlusterFS", (24007,), ("glusterd.service", "glusterfsd.service")),
+    "iscsi": KnownProgram("iSCSI", (3260,)),
+    "kopia": KnownProgram("Kopia's server", (51515,), ("kopia.service",)),
+    "lsyncd": KnownProgram("Lsyncd", (), ("lsyncd.service",)),
+    "minio": KnownProgram("MinIO", (), ("minio.service",)),
+    "nfs": KnownProgram("NFS 4", (2049,)),
+    "proxmox-backup": KnownProgram("Proxmox Backup Server", (8007,), ("proxmox-backup-proxy.service",)),
+    "rclone": KnownProgram("rclone", (), ("rclone.service", "rclone@.service")),
     "restic": KnownProgram(
         "restic and its REST server",
         (),
@@ -84,23 +75,17 @@ KNOWN_PROGRAMS: Final[Mapping[str, KnownProgram]] = {
             "rest-server.service",
             "restic-rest-server.service",
         ),
-        ("restic", "rest-server"),
     ),
-    "rsync": KnownProgram("rsync's daemon", (873,), ("rsync.service", "rsyncd.service"), ("rsync",)),
-    "samba": KnownProgram("SMB", (445,), ("smbd.service", "smb.service"), ("smbd",)),
-    "seaweedfs": KnownProgram(
-        "SeaweedFS", (9333, 19333), ("seaweedfs.service", "weed.service", "weed-volume.service"), ("weed",)
-    ),
-    "syncthing": KnownProgram(
-        "Syncthing, TCP and QUIC", (22000,), ("syncthing@.service", "syncthing.service"), ("syncthing",)
-    ),
+    "rsync": KnownProgram("rsync's daemon", (873,), ("rsync.service", "rsyncd.service")),
+    "samba": KnownProgram("SMB", (445,), ("smbd.service", "smb.service")),
+    "seaweedfs": KnownProgram("SeaweedFS", (), ("seaweedfs.service", "weed.service", "weed-volume.service")),
+    "syncthing": KnownProgram("Syncthing, TCP and QUIC", (22000,), ("syncthing@.service", "syncthing.service")),
     "urbackup": KnownProgram(
         "UrBackup",
         (35621, 35623),
         ("urbackupclientbackend.service", "urbackupsrv.service"),
-        ("urbackupclientb", "urbackupsrv"),
     ),
-    "zrepl": KnownProgram("zrepl", (), ("zrepl.service",), ("zrepl",)),
+    "zrepl": KnownProgram("zrepl", (), ("zrepl.service",)),
 }
 """By the name that `programs` takes. A database that replicates, such as etcd, is no storage in this sense."""
 
@@ -116,29 +101,5 @@ def rules_of_class(entry: ClassPolicy) -> tuple[MatchRule, ...]:
     return tuple(dict.fromkeys((*entry.match, *known)))
 
 
-def recognise(*, processes: Iterable[str] = (), ports: Iterable[int] = (), units: Iterable[str] = ()) -> Sequence[str]:
-    """Name the known programs that are seen here, sorted.
-
-    Args:
-        processes: names of running processes, as the kernel shows them.
-        ports: on which somebody listens, or to which somebody is connected.
-        units: names of units that are installed, or in whose cgroups processes are.
-    """
-    seen_processes, seen_ports, seen_units = set(processes), set(ports), {_template(unit) for unit in units}
-    return sorted(
-        name
-        for name, program in KNOWN_PROGRAMS.items()
-        if not seen_processes.isdisjoint(program.processes)
-        or not seen_ports.isdisjoint(program.ports)
-        or not seen_units.isdisjoint(program.units)
-    )
-
-
 def _of_cgroup(path: str) -> MatchRule:
     return MatchRule(cgroup=path)
-
-
-def _template(unit: str) -> str:
-    """`syncthing@ann.service` is one of `syncthing@.service`."""
-    name, at, _ = unit.partition("@")
-    return f"{name}@.service" if at else unit

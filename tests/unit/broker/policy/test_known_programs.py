@@ -7,7 +7,7 @@ import pytest
 from broker.enforce.shapes import rules_of
 from broker.measure.port_classes import PortClasses
 from broker.measure.tcp_diag import UdpSocket
-from broker.policy.known_programs import KNOWN_PROGRAMS, recognise, rules_of_class
+from broker.policy.known_programs import KNOWN_PROGRAMS, rules_of_class
 from broker.policy.toml import MATCH_RULES_MAX, ConfigurationErrors, load
 from broker.policy.types import MatchRule, Policy
 from shaping.plan.packet_filters import check_rules
@@ -63,7 +63,7 @@ def test_only_of_a_written_rule_the_absent_cgroup_is_worth_a_word() -> None:
 def test_no_port_belongs_to_two_programs_nor_to_what_many_others_use() -> None:
     ports = [port for program in KNOWN_PROGRAMS.values() for port in program.ports]
     assert len(ports) == len(set(ports))
-    assert set(ports).isdisjoint({22, 53, 80, 443, 2379, 2380, 3000, 5000, 8000, 8080, 8443, 9000, 9090})
+    assert set(ports).isdisjoint({22, 53, 80, 443, 2379, 2380, 3000, 5000, 8000, 8080, 8443, 9000, 9090, 9333})
 
 
 @pytest.mark.parametrize(
@@ -88,10 +88,3 @@ def test_a_connection_of_a_program_is_counted_in_its_class(ends: tuple[int, int]
         local=(address, ends[0]), remote=(address, ends[1]), uid=0, inode=1, classid=0, dscp=0, waiting_bytes=0
     )
     assert classes.class_of(socket) == "storage"
-
-
-def test_programs_are_recognised_by_process_port_and_unit() -> None:
-    assert recognise(processes=["syncthing", "bash"], ports=[873, 80], units=["ceph-osd@3.service"]) == [
-        "ceph", "rsync", "syncthing",
-    ]  # fmt: skip
-    assert recognise(processes=["etcd", "postgres"], ports=[2379, 9000, 8000], units=["ssh.service"]) == []
