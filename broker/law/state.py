@@ -112,7 +112,7 @@ class DeadlineState(Struct, frozen=True):
     """How one session's backlog gets less, towards its deadline.
 
     Fields: `began_s` since when it is followed; `counted_bytes` what was left at `counted_s`; `pace_bits_per_s` how
-    fast it got less on average, negative where it grew; `at_risk` whether it will be late.
+    fast it got less on average; `at_risk` whether it will be late.
     """
 
     session: str

@@ -117,6 +117,7 @@ def _followed(state: DeadlineState | None, need: Need, now_s: float) -> Deadline
     elapsed_s = now_s - state.counted_s
     if elapsed_s >= SAMPLE_S:
         rate = (state.counted_bytes - need.backlog_bytes) * 8 / elapsed_s
+        rate = max(rate, -state.pace_bits_per_s)  # new data takes back a sample
         part = elapsed_s / min(now_s - state.began_s, max(AVERAGED_S, elapsed_s))
         pace = state.pace_bits_per_s + part * (rate - state.pace_bits_per_s)
         state = replace(state, counted_s=now_s, counted_bytes=need.backlog_bytes, pace_bits_per_s=pace)

@@ -82,6 +82,15 @@ def test_bursts_of_training_that_storage_waits_for_are_no_alarm() -> None:
         assert not copy.run(5, 30 * MBIT).at_risk
 
 
+def test_new_data_at_once_does_not_stop_the_pace() -> None:
+    copy = Copy(9 * GB, due_s=8 * HOUR)
+    copy.run(600, 20 * MBIT)
+    copy.left += 20 * GB  # a folder was added; at this pace all is there in four hours
+    for _ in range(60):
+        assert copy.run(10, 20 * MBIT).at_risk is False, copy.alarm()
+    assert copy.states[0].pace_bits_per_s == pytest.approx(20 * MBIT, rel=0.1)
+
+
 @pytest.mark.parametrize("rate", [0.0, -8 * MBIT])
 def test_a_backlog_that_does_not_get_less_has_no_end(rate: float) -> None:
     copy = Copy(1 * GB, due_s=8 * HOUR)
