@@ -6,7 +6,7 @@ A burst, its pause and what storage lends alternate several times a second. So a
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 
 from broker.api import verdicts
@@ -14,7 +14,7 @@ from broker.api.snapshot import Lasting, Snapshot
 from broker.api.window_average import Average
 from broker.law.sharing.promises import LENDER
 from broker.model.reasons import Reason
-from broker.model.values import InterfaceAllocation
+from broker.model.values import FlowSample, InterfaceAllocation
 
 Key = tuple[object, ...]
 RETURNS_S = 10.0
@@ -51,12 +51,20 @@ def limits(snapshot: Snapshot) -> dict[Key, Reason]:
         classes = {one.name: one for one in entry.classes}
         for one in entry.classes:
             found[entry.name, one.name] = verdicts.class_limit(link, one)
-        flows = samples[entry.name].flows if entry.name in samples else ()
+        flows = _by_job(samples[entry.name].flows) if entry.jobs and entry.name in samples else {}
         for part in entry.jobs:
-            mine = [one for one in flows if (one.uid, one.job, one.traffic_class) == (*part.key, part.traffic_class)]
+            mine = flows.get((*part.key, part.traffic_class), [])
             used = snapshot.load.processors_used
             limit = verdicts.job_limit(link, part, classes[part.traffic_class], flows=mine, processors_used=used)
             found[entry.name, part.traffic_class, *part.key] = limit
+    return found
+
+
+def _by_job(flows: Iterable[FlowSample]) -> dict[Key, list[FlowSample]]:
+    """All in one pass: at each tick there may be thousands of flows, and dozens of jobs."""
+    found: dict[Key, list[FlowSample]] = {}
+    for one in flows:
+        found.setdefault((one.uid, one.job, one.traffic_class), []).append(one)
     return found
 
 

@@ -6,6 +6,9 @@ the log of a busy host stays readable, and what is kept of it reaches back for h
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 from broker.api.snapshot import Snapshot
 from broker.model.values import Alarm, InterfaceAllocation
 from broker.process.log import Log
@@ -17,6 +20,18 @@ CHANGED = 0.2
 """Part by which a capacity has to differ from the one that was told last."""
 PREVAILS_S, PREVAILS = 3.0, 0.5
 """A cause limits somebody once it has lasted so long, and for this part of the time."""
+AGAIN_S = 60.0
+"""Two causes may both prevail, and alternate with each burst: a change of the same one's limit is told once a minute."""
+
+
+class _Told(NamedTuple):
+    """What was told last of somebody's limit, and when."""
+
+    code: str
+    at_s: float
+
+
+_NOTHING_TOLD = _Told("idle", -math.inf)
 
 
 class DecisionEvents:
@@ -26,7 +41,7 @@ class DecisionEvents:
         self._log = log
         self._alarms: dict[tuple[str, str], float] = {}
         self._capacities: dict[tuple[str, str], int] = {}
-        self._limits: dict[object, str] = {}
+        self._limits: dict[object, _Told] = {}
 
     def follow(self, snapshot: Snapshot, *, now_s: float) -> None:
         """Compare with what was told before, and tell what is new."""
@@ -35,7 +50,7 @@ class DecisionEvents:
         links = {(one.name, "sends"): one for one in allocation.interfaces}
         links |= {(one.name, "receives"): one for one in allocation.ingress}
         self._follow_capacities(links)
-        self._follow_limits(snapshot)
+        self._follow_limits(snapshot, now_s=now_s)
 
     def _follow_alarms(self, alarms: tuple[Alarm, ...], *, now_s: float) -> None:
         for one in alarms:
@@ -60,17 +75,17 @@ class DecisionEvents:
             told[name, direction] = now if before is None else before
         self._capacities = told
 
-    def _follow_limits(self, snapshot: Snapshot) -> None:
-        told: dict[object, str] = {}
+    def _follow_limits(self, snapshot: Snapshot, *, now_s: float) -> None:
+        told: dict[object, _Told] = {}
         for key, lasting in snapshot.lasting.items():
-            limit, before = lasting.limit, self._limits.get(key, "idle")
+            limit, last = lasting.limit, self._limits.get(key, _NOTHING_TOLD)
             prevails = lasting.for_s >= PREVAILS_S and lasting.part >= PREVAILS
-            if prevails and limit.code != before:
+            if prevails and limit.code != last.code and now_s - last.at_s >= AGAIN_S:
                 interface, traffic_class, uid, job = (*key, None, None)[:4]
                 self._log.debug(
                     "limit-changed", interface=interface, traffic_class=traffic_class, job=job, uid=uid,
-                    limited_by=limit.code, before=before, text=limit.text or None,
+                    limited_by=limit.code, before=last.code, text=limit.text or None,
                 )  # fmt: skip
-                before = limit.code
-            told[key] = before
+                last = _Told(limit.code, now_s)
+            told[key] = last
         self._limits = told

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from situations import MBIT, idle, sharing
 
 from broker.api.snapshot import Lasting, Snapshot
-from broker.daemon.decision_events import CLEARED_S, PREVAILS_S, DecisionEvents
+from broker.daemon.decision_events import AGAIN_S, CLEARED_S, PREVAILS_S, DecisionEvents
 from broker.model.reasons import Reason
 from broker.model.values import Alarm
 
@@ -68,21 +68,30 @@ def test_a_capacity_is_told_where_it_has_moved_by_a_fifth_however_small_its_step
     )  # fmt: skip
 
 
+def limited(code: str, for_s: float, part: float) -> Snapshot:
+    lasting = {("eth0", "compute", 1000, "llm"): Lasting(Reason(code, "because"), for_s, part)}
+    return replace(sharing(), lasting=lasting)
+
+
 def test_a_limit_is_told_once_it_prevails() -> None:
     log = Events()
     events = DecisionEvents(log)
-
-    def follow(code: str, for_s: float, part: float) -> None:
-        lasting = {("eth0", "compute", 1000, "llm"): Lasting(Reason(code, "because"), for_s, part)}
-        events.follow(replace(sharing(), lasting=lasting), now_s=0.0)
-
-    follow("link", PREVAILS_S / 2, 1.0)
-    follow("burst", 60.0, 0.2)
+    events.follow(limited("link", PREVAILS_S / 2, 1.0), now_s=0.0)
+    events.follow(limited("burst", 60.0, 0.2), now_s=0.0)
     assert log.told == []
-    for _ in range(3):
-        follow("link", PREVAILS_S, 0.6)
+    for now_s in (0.0, 0.1, 0.2):
+        events.follow(limited("link", PREVAILS_S, 0.6), now_s=now_s)
     ((event, keys),) = log.told
     assert event == "limit-changed"
     assert (keys["job"], keys["uid"], keys["limited_by"], keys["before"]) == ("llm", 1000, "link", "idle")
-    follow("idle", PREVAILS_S, 1.0)
+    events.follow(limited("idle", PREVAILS_S, 1.0), now_s=AGAIN_S)
     assert [keys["limited_by"] for _, keys in log.told] == ["link", "idle"]
+
+
+def test_two_limits_that_take_turns_with_each_burst_do_not_fill_the_log() -> None:
+    log = Events()
+    events = DecisionEvents(log)
+    for tick in range(1800):  # three minutes: an old cause keeps its part for long
+        code = "burst" if tick % 10 < 7 else "link"
+        events.follow(limited(code, 60.0, 0.7), now_s=tick / 10)
+    assert 1 <= len(log.told) <= 3
