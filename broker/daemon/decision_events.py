@@ -21,7 +21,7 @@ CHANGED = 0.2
 PREVAILS_S, PREVAILS = 3.0, 0.5
 """A cause limits somebody once it has lasted so long, and for this part of the time."""
 AGAIN_S = 60.0
-"""Two causes may both prevail, and alternate with each burst: a change of the same one's limit is told once a minute."""
+"""Two causes may both prevail, and take turns with each burst: a change of one limit is told once a minute."""
 
 
 class _Told(NamedTuple):
