@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from documents import DOCS, ROOT, fences_of, table_below, tables_of
+from documents import DOCS, table_below, tables_of
 
 from broker.law.sharing.guarantee import AT_RISK
 from broker.law.sharing.storage_needs import RISK_REFILL, RISK_S_MAX
@@ -61,8 +61,3 @@ def test_the_constants_of_lending_and_of_data_at_risk_are_the_laws() -> None:
     assert f"goes first for {RISK_S_MAX / 60:g} minutes" in text
     assert RISK_REFILL == 1 / 5
     assert "a fifth of the time" in text
-
-
-def test_the_status_on_the_page_is_what_a_test_of_the_status_sees() -> None:
-    (screen,) = [one.text for one in fences_of(STORE) if one.language == "text"]
-    assert any(screen in one.read_text(encoding="utf-8") for one in (ROOT / "tests").rglob("screens/sharing.txt"))
