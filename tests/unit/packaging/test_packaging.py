@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import shutil
 import subprocess
 import sys
@@ -96,3 +97,21 @@ def test_removing_takes_back_the_sizes_of_buffers_that_the_package_sets(tree: Pa
     assert set(settings) == {"net.core.rmem_max", "net.core.wmem_max"}
     (value,) = set(settings.values())
     assert f'!= {value} ] || echo "$before"' in (tree / "DEBIAN/prerm").read_text()
+
+
+def test_removing_ends_every_service_that_can_be_enabled_and_purging_takes_its_user_and_state(tree: Path) -> None:
+    prerm, postrm, postinst = ((tree / "DEBIAN" / name).read_text() for name in ("prerm", "postrm", "postinst"))
+    for unit in (tree / "usr/lib/systemd/system").glob("*.service"):
+        text = unit.read_text()
+        if "WantedBy=" in text:
+            assert re.search(rf"^ *systemctl stop .*\b{unit.name}", prerm, re.MULTILINE), unit.name
+            assert re.search(rf"^ *systemctl --quiet disable .*\b{unit.name}", prerm, re.MULTILINE), unit.name
+            assert re.search(rf"^ *systemctl (try-restart|start) {unit.name}", postinst, re.MULTILINE), unit.name
+        for state in re.findall(r"^StateDirectory=(.*)$", text, re.MULTILINE):
+            assert re.search(rf"rm -rf .*/var/lib/{state}( |$)", postrm, re.MULTILINE), state
+    lines = (tree / "usr/lib/sysusers.d/hive-qos.conf").read_text().splitlines()
+    made = [line.split()[:2] for line in lines if line.startswith(("u ", "g "))]
+    assert made
+    for kind, name in made:
+        assert re.search(rf"for group in .*\b{name}[ ;]", postrm), name
+        assert kind == "g" or f"userdel {name}" in postrm
