@@ -9,23 +9,27 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
-from broker.policy.toml import MATCH_RULES_MAX
+from broker.policy.known_programs import rules_of_class
+from broker.policy.toml import MATCH_RULES_MAX, load
 from broker.policy.types import MatchRule
-from hive_qos.errors import ConfigurationError
+from hive_qos.errors import ConfigurationError, HiveError
 
 HEADING = "# Written by `hive-qos pods` from {base} and the pods of this node. Change that file, not this one.\n"
 
 
-def room_for_rules(base: str, *, name: str) -> int:
-    """How many rules can be added to a configuration.
+def room_for_rules(base: str, *, name: str) -> tuple[int, dict[MatchRule, str]]:
+    """How many rules can be added to a configuration, and which it has, with the class of each.
 
     Raises:
         ConfigurationError: it is no TOML.
     """
-    classes = _parsed(base, name=name).get("class", {})
-    entries = classes.values() if isinstance(classes, dict) else ()
-    matches = [entry.get("match", []) for entry in entries if isinstance(entry, dict)]
-    return max(0, MATCH_RULES_MAX - sum(len(match) for match in matches if isinstance(match, list)))
+    _parsed(base, name=name)
+    try:
+        classes = load(base).classes
+    except HiveError:  # the broker says what is wrong, and refuses it with or without pods' rules
+        return MATCH_RULES_MAX, {}
+    count = sum(len(rules_of_class(entry)) for entry in classes)
+    return max(0, MATCH_RULES_MAX - count), {rule: entry.name for entry in classes for rule in entry.match}
 
 
 def with_rules(base: str, rules: Mapping[str, tuple[MatchRule, ...]], *, name: str) -> str:

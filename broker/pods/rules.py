@@ -18,10 +18,13 @@ from typing import Any, cast
 
 from broker.policy.rules import DEMOTED_ONLY
 from broker.policy.types import CLASS_NAMES, MatchRule
+from hive_qos.text import printable
 
 ANNOTATION = "hive-qos.io/class"
 STATIC_UID = "kubernetes.io/config.hash"
 """A static pod's object at the API server has another uid than the pod that the kubelet runs, whose cgroup has this."""
+MIRROR = "kubernetes.io/config.mirror"
+"""Only static pods keep this: the kubelet deletes others that have it. Else a pod could name another's cgroup."""
 ADDRESSES_MAX = 4
 """A pod has one of each family."""
 _UID = re.compile(r"[0-9a-fA-F-]{1,64}")
@@ -70,7 +73,12 @@ class PodRules:
 
 
 def rules_of(
-    pods: Iterable[Mapping[str, Any]], *, hierarchy: Hierarchy | None, allowed: Collection[str], rules_max: int
+    pods: Iterable[Mapping[str, Any]],
+    *,
+    hierarchy: Hierarchy | None,
+    allowed: Collection[str],
+    rules_max: int,
+    taken: Mapping[MatchRule, str],
 ) -> PodRules:
     """Translate annotations to rules; the oldest pods first, where there are too many.
 
@@ -79,24 +87,30 @@ def rules_of(
         hierarchy: None where this node has no cgroup v2.
         allowed: classes that a pod may choose.
         rules_max: how many rules there is room for.
+        taken: rules of the configuration itself, with their classes. The broker refuses one in two classes.
     """
     found: dict[str, list[MatchRule]] = {}
     problems: list[Problem] = []
-    count, classified = 0, 0
+    count, classified, owner = 0, 0, dict(taken)
     for pod in sorted(pods, key=_age):
         wanted = _table(pod, "metadata", "annotations").get(ANNOTATION)
         if wanted is None or _table(pod, "status").get("phase") in _ENDED:
             continue
         key = key_of(pod)
         rules, problem = _rules_of_one(pod, str(wanted), hierarchy=hierarchy, allowed=allowed)
-        if problem is None and count + len(rules) > rules_max:
-            rules, problem = (), f"this node has room for {rules_max} rules of pods, and older pods use them"
+        rival = next((owner[rule] for rule in rules if owner.get(rule, wanted) != wanted), None)
+        if problem is None and rival is not None:
+            problem = f"the configuration, or an older pod with the same address, has it in class {rival}"
+        new = tuple(rule for rule in rules if rule not in owner)
+        if problem is None and count + len(new) > rules_max:
+            problem = f"this node has room for {rules_max} rules of pods, and older pods use them"
         if problem is not None:
             problems.append(Problem(key, problem))
             continue
-        count += len(rules)
+        count += len(new)
         classified += bool(rules)
-        found.setdefault(str(wanted), []).extend(rules)
+        owner.update(dict.fromkeys(new, str(wanted)))
+        found.setdefault(str(wanted), []).extend(new)
     return PodRules(
         rules={name: tuple(dict.fromkeys(found[name])) for name in CLASS_NAMES if name in found},
         problems=tuple(problems),
@@ -149,16 +163,16 @@ def _rules_of_one(
     pod: Mapping[str, Any], wanted: str, *, hierarchy: Hierarchy | None, allowed: Collection[str]
 ) -> tuple[tuple[MatchRule, ...], str | None]:
     if wanted not in allowed:
-        return (
-            (),
-            f"{ANNOTATION}: {wanted!r} is no class that pods may choose here; write {' or '.join(sorted(allowed))}",
-        )
+        named, choice = printable(wanted, length_max=60), " or ".join(sorted(allowed))
+        return (), f"{ANNOTATION}: '{named}' is no class that pods may choose here; write {choice}"
     if _table(pod, "spec").get("hostNetwork") is True:
         if hierarchy is None:
             return (), "this node has no cgroup v2, by which pods on the host's network are found"
-        uid = str(_table(pod, "metadata", "annotations").get(STATIC_UID) or key_of(pod).uid)
+        annotations = _table(pod, "metadata", "annotations")
+        static = annotations.get(STATIC_UID) if MIRROR in annotations else None
+        uid = str(static or key_of(pod).uid)
         if not _UID.fullmatch(uid):
-            return (), f"its uid {uid!r} is none"
+            return (), f"its uid '{printable(uid, length_max=60)}' is none"
         qos = str(_table(pod, "status").get("qosClass", "BestEffort"))
         if qos not in ("Guaranteed", "Burstable", "BestEffort"):
             return (), f"its QoS class {qos!r} is not known"

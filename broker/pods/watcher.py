@@ -134,11 +134,13 @@ class PodWatcher:
             base = self._files.base.read_text(encoding="utf-8")
         except (OSError, ValueError) as problem:
             raise ConfigurationError("--base", name, f"cannot be read: {problem}") from problem
+        rules_max, taken = room_for_rules(base, name=name)
         found = rules_of(
             self._pods.values(),
             hierarchy=self._hierarchy(),
             allowed=self._allowed,
-            rules_max=room_for_rules(base, name=name),
+            rules_max=rules_max,
+            taken=taken,
         )
         return with_rules(base, found.rules, name=name), found
 

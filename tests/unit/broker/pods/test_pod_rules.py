@@ -10,19 +10,26 @@ import pytest
 from kubernetes_api import pod
 
 from broker.pods.merge import room_for_rules, with_rules
-from broker.pods.rules import STATIC_UID, Driver, Hierarchy, PodRules, find_hierarchy, pod_cgroup, rules_of
+from broker.pods.rules import MIRROR, STATIC_UID, Driver, Hierarchy, PodRules, find_hierarchy, pod_cgroup, rules_of
 from broker.policy.toml import MATCH_RULES_MAX, load
 from broker.policy.types import MatchRule
 from hive_qos.errors import ConfigurationError
 
 ROOT = Path(__file__).parents[4]
+BASE = 'version = 1\n[[interface]]\nname = "eth0"\negress = "1 Gbit/s"\n'
 UID = "0ee6f3a1-52b3-4a5e-9a3e-5b1c2d3e4f50"
 SLICE = "pod0ee6f3a1_52b3_4a5e_9a3e_5b1c2d3e4f50.slice"
 SYSTEMD = Hierarchy(Driver.SYSTEMD)
 
 
 def judged(*pods: object, hierarchy: Hierarchy | None = SYSTEMD, rules_max: int = 64) -> PodRules:
-    return rules_of(pods, hierarchy=hierarchy, allowed=("compute", "storage", "other"), rules_max=rules_max)  # type: ignore[arg-type]  # also what is no pod
+    return rules_of(
+        pods,  # type: ignore[arg-type]  # also what is no pod
+        hierarchy=hierarchy,
+        allowed=("compute", "storage", "other"),
+        rules_max=rules_max,
+        taken={},
+    )
 
 
 def problem(*pods: object, hierarchy: Hierarchy | None = SYSTEMD) -> str:
@@ -64,8 +71,22 @@ def test_the_kubelets_driver_is_seen_by_the_cgroup_above_all_pods(tmp_path: Path
 def test_a_static_pod_is_found_by_the_uid_that_the_kubelet_knows(tmp_path: Path) -> None:
     static = pod("a", uid=UID, qos="Guaranteed")
     static["metadata"]["annotations"][STATIC_UID] = "abcdef0123456789abcdef0123456789"
+    static["metadata"]["annotations"][MIRROR] = "abcdef0123456789abcdef0123456789"
     (rule,) = judged(static).rules["storage"]
     assert rule.cgroup == "kubepods.slice/kubepods-podabcdef0123456789abcdef0123456789.slice"
+
+
+def test_a_pod_that_is_not_static_cannot_name_another_pods_cgroup() -> None:
+    liar = pod("a", uid=UID, qos="Guaranteed")
+    liar["metadata"]["annotations"][STATIC_UID] = "abcdef0123456789abcdef0123456789"
+    (rule,) = judged(liar).rules["storage"]
+    assert rule.cgroup == f"kubepods.slice/kubepods-{SLICE}"
+
+
+def test_a_long_or_evil_annotation_is_named_in_few_printable_characters() -> None:
+    text = problem(pod("a", uid=UID, traffic_class="\x1b[31m" + "x" * 200_000))
+    assert text.isprintable()
+    assert len(text) < 300
 
 
 def test_a_pod_with_a_network_of_its_own_is_found_by_all_its_addresses() -> None:
@@ -139,8 +160,39 @@ def test_every_kind_of_value_is_written_as_it_was_read() -> None:
 
 
 def test_room_is_what_the_broker_leaves() -> None:
-    base = "[class.storage]\nmatch = [{ port = 1 }, { port = 2 }]\n[class.other]\nmatch = [{ port = 3 }]\n"
-    assert room_for_rules(base, name="base") == MATCH_RULES_MAX - 3
-    assert room_for_rules("class = 3", name="base") == MATCH_RULES_MAX
+    base = BASE + "[class.storage]\nmatch = [{ port = 1 }, { port = 2 }]\n[class.other]\nmatch = [{ port = 3 }]\n"
+    room, taken = room_for_rules(base, name="base")
+    assert room == MATCH_RULES_MAX - 3
+    assert taken == {MatchRule(port=1): "storage", MatchRule(port=2): "storage", MatchRule(port=3): "other"}
+    assert room_for_rules("class = 3", name="base") == (MATCH_RULES_MAX, {})
     with pytest.raises(ConfigurationError, match="no TOML"):
         room_for_rules("[[", name="base")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        '[class.storage]\nprograms = ["syncthing", "rsync"]\n',
+        '[class.other]\nmatch = [{ address = "10.1.0.0" }]\n',
+        '[class.storage]\nmatch = [{ address = "10.1.0.0" }]\n',
+    ],
+)
+def test_whatever_pods_ask_for_the_broker_takes_the_configuration(more: str) -> None:
+    """What it refuses, it refuses for all pods of the node: one too many, or one address in two classes."""
+    base = BASE + more
+    by_cgroup = [pod(f"c{number}", uid=f"a{number:x}") for number in range(2 * MATCH_RULES_MAX)]
+    by_address = [
+        pod(
+            f"{name}{number}", uid=f"{name}{number}", traffic_class=name, host_network=False,
+            addresses=(f"10.1.0.{number}",), created=created,
+        )
+        for number in range(3)
+        for name, created in (("storage", "2026-11-22T10:00:00Z"), ("other", "2026-11-22T11:00:00Z"))
+    ]  # fmt: skip
+    rules_max, taken = room_for_rules(base, name="base")
+    found = rules_of(
+        [*by_cgroup, *by_address], hierarchy=SYSTEMD, allowed=("storage", "other"), rules_max=rules_max, taken=taken
+    )
+    load(with_rules(base, found.rules, name="base"))
+    assert found.pods >= MATCH_RULES_MAX - 8
+    assert any("has it in class" in problem.text for problem in found.problems)
