@@ -107,7 +107,7 @@ class Follower:
             return
         self._away_since_s = now_s if self._away_since_s is None else self._away_since_s
         if now_s - self._away_since_s >= AWAY_S:
-            self._restore("no broker answers")
+            self._restore("no broker limits storage now")
 
     def _restore(self, why: str) -> None:
         done = self._limiter.restore()

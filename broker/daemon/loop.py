@@ -104,8 +104,8 @@ class Loop:
         )
 
     def _allowance(self) -> tuple[int, int]:
-        """What storage is promised and may use now, of all interfaces together."""
-        made = self._made
+        """What storage is promised and may use now, of all interfaces together; in a pause nobody is told a rate."""
+        made = None if self._components.pause.active else self._made
         links = () if made is None else made.decision.allocation.interfaces
         storage = [one for link in links for one in link.classes if one.name == LENDER]
         return sum(one.guarantee_bits_per_s for one in storage), sum(one.ceiling_bits_per_s for one in storage)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker_support import CONFIGURATION, Running
+from broker_support import CONFIGURATION, Running, ask, connected
 from patience import wait_until
 from typer.testing import CliRunner
 
@@ -158,6 +158,17 @@ def test_a_pause_opens_every_ceiling_and_its_end_closes_them_again(running: Runn
     wait_until(lambda: running.kernel.observe("lo") == before)
     assert codes(running) == []
     assert "nothing is paused" in command(running, "resume", code=5)
+
+
+def test_in_a_pause_no_adapter_is_told_what_its_program_may_use(running: Running) -> None:
+    """It gives the program its own limit back then; else a paused broker would still hold the program."""
+    program = {"op": "program", "id": 1, "name": "photos", "kind": "syncthing", "state": "working"}
+    with connected(str(running.folder / "run/session.sock")) as sock:
+        wait_until(lambda: ask(sock, program)["ceiling_bits_per_s"] > 0)
+        command(running, "pause", "--for", "1h")
+        assert ask(sock, program)["ceiling_bits_per_s"] == 0
+        command(running, "resume")
+        wait_until(lambda: ask(sock, program)["ceiling_bits_per_s"] > 0)
 
 
 def test_a_pause_ends_by_itself_and_at_a_reload(running: Running) -> None:
