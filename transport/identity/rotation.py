@@ -225,14 +225,15 @@ def _write_trusted(folder: Path, *certificates: x509.Certificate) -> None:
 
 def _refuse_to_leave_behind(folder: Path, *, now: datetime.datetime) -> None:
     nodes = ca_status(folder, within=datetime.timedelta(), now=now).nodes
-    behind = [one.node for one in nodes if one.standing is Standing.FORMER_CA]
+    behind = [one.node for one in nodes if one.standing in (Standing.FORMER_CA, Standing.UNKNOWN)]
     if behind:
         named = ", ".join(behind[:NODES_NAMED_MAX]) + (", ..." if len(behind) > NODES_NAMED_MAX else "")
         raise ConfigurationError(
             "step",
             "finish",
             f"{len(behind)} nodes have certificates of the former CA: {named}; "
-            f"renew them (hive-qos ca renew --all -d {folder}), revoke them, or say --force",
+            f"renew them (hive-qos ca renew --all -d {folder}; "
+            "those of version 0.1.0 by hive-qos ca issue NODE --renew), revoke them, or say --force",
         )
 
 

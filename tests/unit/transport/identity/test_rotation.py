@@ -184,6 +184,18 @@ def test_a_register_of_the_first_version_serves_revocation_and_says_that_it_know
     assert site.standing() == {"a": Standing.REVOKED}
 
 
+def test_a_rotation_does_not_end_while_a_certificate_of_the_first_version_may_be_of_the_former_ca(site: Site) -> None:
+    site.add("a")
+    path = site.ca / ISSUED
+    path.write_text(" ".join(path.read_text().split(" ")[:2]) + "\n")
+    for step in ("begin", "switch"):
+        ca_rotate(site.ca, step, days=3650, force=False, now=NOW)
+    with pytest.raises(ConfigurationError, match=r"former CA: a; .*version 0\.1\.0 by hive-qos ca issue NODE --renew"):
+        ca_rotate(site.ca, "finish", days=3650, force=False, now=NOW)
+    ca_issue(site.ca, "a", out=site.folder / "pairs", renew=True)
+    assert ca_rotate(site.ca, "finish", days=3650, force=False, now=NOW).phase is Phase.STEADY
+
+
 def test_a_damaged_register_is_named(site: Site) -> None:
     (site.ca / ISSUED).write_text("12zz node\n")
     with pytest.raises(ConfigurationError, match=r"issued.*is damaged"):
