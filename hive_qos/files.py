@@ -15,7 +15,7 @@ def write_whole(path: Path, text: str, *, mode: int = 0o600) -> None:
     Raises:
         OSError: it cannot be written, with its name in it; the old one stands.
     """
-    scratch = path.with_suffix(".new")
+    scratch = path.with_name(f".{path.name}.new")  # broker.toml.new and broker.new are names that people give
     # Left by a start that was killed, or put there by somebody else: never write into it.
     scratch.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -206,7 +206,7 @@ def test_a_trial_has_a_length_that_somebody_can_answer_in(host: Host, trial_s: f
 def test_a_trial_that_could_not_be_remembered_is_not_begun(host: Host) -> None:
     host.started_with()
     host.file = text(20)
-    (host.state / "configuration.new").mkdir()  # in the way of what would be written
+    (host.state / ".configuration.json.new").mkdir()  # in the way of what would be written
     with pytest.raises(ConfigurationError, match="cannot be written"):
         host.daemons[-1].next(trial_s=TRIAL_S)
     assert host.started_with() == 20  # nothing was on trial

@@ -50,7 +50,7 @@ def test_the_journal_does_not_write_where_a_link_points(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("mine")
     (tmp_path / "state").mkdir()
-    (tmp_path / "state/qdisc-eth0.new").symlink_to(victim)
+    (tmp_path / "state/.qdisc-eth0.json.new").symlink_to(victim)
     journal = Journal(tmp_path / "state")
     journal.write("eth0", PriorQdisc(kind="default", handle_major=0))
     assert victim.read_text() == "mine"
