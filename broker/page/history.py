@@ -87,14 +87,15 @@ class _Ring:
         self._sum, self._count = self._sum + value, self._count + 1
         self._values[step % size] = self._sum / self._count
 
-    def values(self, first: int, count: int) -> list[int | None]:
-        """Rates of some steps."""
+    def copy(self, first: int, count: int) -> array[float]:
+        """Means of some steps, of which the first is none that was before the oldest kept; a few copies of memory."""
         size, head = len(self._values), self.head
-        kept = (
-            self._values[step % size] if head - size < step <= head else math.nan
-            for step in range(first, first + count)
-        )
-        return [None if math.isnan(value) else int(value) for value in kept]
+        known = max(0, min(count, head + 1 - first))
+        begin = first % size
+        found = self._values[begin : begin + known]
+        found.extend(self._values[: known - len(found)])
+        found.extend([math.nan] * (count - known))
+        return found
 
 
 class _Kept:
@@ -145,8 +146,10 @@ class History:
             now_s = self._last_s or 0.0
             head = int(now_s) // step_s
             first = min(max(since, head - size + 1, 0), head)
-            kept = [(key, one.rings[step_s].values(first, head - first + 1)) for key, one in self._kept.items()]
-        series = [Series(*key, bits_per_s=values) for key, values in kept if any(one is not None for one in values)]
+            kept = [(key, one.rings[step_s].copy(first, head - first + 1)) for key, one in self._kept.items()]
+        # Here, and not above: the loop waits for the lock, and a day of all series is 370,000 values.
+        found = [(key, [None if math.isnan(value) else int(value) for value in values]) for key, values in kept]
+        series = [Series(*key, bits_per_s=values) for key, values in found if any(one is not None for one in values)]
         return Span(step_s, first, head - first + 1, now_s - head * step_s, series)
 
     def _put(self, key: SeriesKey, seconds: range, rate: float) -> None:

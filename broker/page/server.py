@@ -19,6 +19,7 @@ from importlib import resources
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from broker.api.bounded_server import REQUEST_TIMEOUT_S, BoundedServer, Timed
 from broker.api.metrics import metrics
@@ -109,6 +110,7 @@ class _Server(BoundedServer[_Open]):
         self.started = secrets.token_hex(8)
         self._bucket = TokenBucket(per_s=REQUESTS_PER_S, at_once=REQUESTS_BURST, now_s=time.monotonic())
         self._shown: tuple[Snapshot | None, bytes] = (None, b"null")
+        self._figures_lock = threading.Lock()
 
     def admitted(self, request: socket.socket, now_open: list[_Open]) -> _Open | None:
         address = request.getpeername()[0]
@@ -118,11 +120,20 @@ class _Server(BoundedServer[_Open]):
         return _Open(address) if self._bucket.take(now_s=time.monotonic()) else None
 
     def figures(self, snapshot: Snapshot, *, step_s: int, since: int) -> bytes:
-        """The present, and the history from a step on. `started` differs after a restart."""
-        if self._shown[0] is not snapshot:
-            self._shown = snapshot, msgspec.json.encode(view(snapshot))
-        span = msgspec.json.encode(self.history.span(step_s, since=since))
-        return b'{"started":"%s","view":%s,"span":%s}' % (self.started.encode(), self._shown[1], span)
+        """The present, and the history from a step on. `started` differs after a restart.
+
+        One at a time, and in small pieces: while msgspec encodes, the loop waits for the interpreter.
+        """
+        with self._figures_lock:
+            shown, view_json = self._shown
+            if shown is not snapshot:
+                view_json = msgspec.json.encode(view(snapshot))
+                self._shown = snapshot, view_json
+            span = self.history.span(step_s, since=since)
+            series = b",".join(msgspec.json.encode(one) for one in span.series)
+        head = msgspec.json.encode(replace(span, series=()))
+        span_json = head.removesuffix(b"]}") + series + b"]}"
+        return b'{"started":"%s","view":%s,"span":%s}' % (self.started.encode(), view_json, span_json)
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from types import SimpleNamespace
+
+import pytest
 from msgspec.structs import replace
 from status_documents import snapshot
 
@@ -102,3 +106,32 @@ def test_names_cannot_carry_escapes_to_the_page() -> None:
 def test_the_series_of_one_daemon_take_a_few_mebibytes() -> None:
     kept = history._Kept(0)
     assert sum(ring._values.itemsize * len(ring._values) for ring in kept.rings.values()) * SERIES_MAX < 3 << 20
+
+
+def test_the_loop_does_not_wait_while_somebody_makes_texts_of_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = History()
+    for second in range(100, 103):
+        kept.record(after(125_000 * second), now_s=float(second))
+    free: list[bool] = []
+
+    def isnan(value: float) -> bool:
+        free.append(not kept._lock.locked())
+        return math.isnan(value)
+
+    monkeypatch.setattr(history, "math", SimpleNamespace(isnan=isnan, nan=math.nan))
+    assert rates(kept.span(60))
+    assert free
+    assert all(free)
+
+
+def test_what_is_copied_of_a_ring_is_what_was_put_in_wherever_it_begins() -> None:
+    ring = history._Ring(60)
+    size = SPANS[60]
+    for step in (*range(10, size + 700), size + 705):
+        ring.put(step, float(step))
+    head = size + 705
+    known = {step: step for step in (*range(head - size + 1, size + 700), head)}
+    for first in (head - size + 1, size - 1, size, size + 1, head - 1, head, head + 1):
+        count = head + 3 - first if first > head - size + 3 else size
+        found = [None if math.isnan(value) else int(value) for value in ring.copy(first, count)]
+        assert found == [known.get(step) for step in range(first, first + count)]
