@@ -198,7 +198,7 @@ def test_ctrl_c_at_any_moment_of_the_start_ends_a_command_with_130_and_without_a
     for result in results[:-1]:
         result["argv"] = result["argv"][1:]
     judged(results)
-    assert sum(result["status"] == ExitCode.INTERRUPTED for result in results[:-1]) > len(starts) / 2
+    assert any(result["status"] == ExitCode.INTERRUPTED for result in results[:-1])
 
 
 def test_what_a_stranger_put_on_the_command_line_is_not_sent_to_the_terminal(scene: Scene) -> None:
