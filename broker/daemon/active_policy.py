@@ -53,6 +53,7 @@ class ActivePolicy:
         self._log = given.log
         self.policy = configurations.first
         self.authority = Authority.of(self.policy)
+        self._before_trial: tuple[Setting, ...] = ()  # that do not fit what is on trial
 
     def begin(self) -> None:
         """Apply the policy to start with, or the last good one where that one cannot be applied.
@@ -61,14 +62,17 @@ class ActivePolicy:
             HiveError, OSError, ValueError: neither can be.
         """
         self._components.settings.load()
-        self.policy, _ = self._with_settings(self.policy)
+        self.policy, misfit = self._with_settings(self.policy)
+        self._leave_out(misfit)
         try:
             self._take_over_interfaces()
         except (HiveError, OSError, ValueError) as problem:
             instead = self._configurations.instead(self.policy, problem)
             if instead is None:
                 raise
-            self.policy, self.authority = instead, Authority.of(instead)
+            self.policy, misfit = self._with_settings(instead)
+            self._leave_out(misfit)
+            self.authority = Authority.of(self.policy)
             self._take_over_interfaces()
 
     def look(self) -> None:
@@ -116,12 +120,16 @@ class ActivePolicy:
         self._components.beat(busy=True)  # a busy disk makes long what is synchronised
         self._environment.notifier.reloading(monotonic_us=time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000)
         try:
-            policy, left_out = self._with_settings(self._configurations.next(trial_s=trial_s), reloading=True)
-            refused = "; ".join(filter(None, (self._replace(policy), left_out)))
+            policy, misfit = self._with_settings(self._configurations.next(trial_s=trial_s), reloading=True)
+            refused = self._replace(policy)
         except (HiveError, OSError, ValueError) as problem:
             answer = PolicyAnswer(422 if _mistaken(problem) else 409, self._configurations.refused(problem))
         else:
             taken = self._configurations.taken(trial_s=trial_s)
+            on_trial = self._configurations.trial_left_s is not None
+            dropped = self._components.settings.lasting() if misfit else ()
+            self._before_trial = self._before_trial or dropped if on_trial else ()
+            refused = "; ".join(filter(None, (refused, self._leave_out(misfit))))
             answer = PolicyAnswer(200, f"{taken}; but {refused}" if refused else taken)
             names = ",".join(sorted(entry.name for entry in policy.interfaces))
             self._log.info("configuration-reloaded", interfaces=names, note=answer.text)
@@ -136,6 +144,7 @@ class ActivePolicy:
             return PolicyAnswer(409, str(problem))
         finally:
             self._latest_snapshot.invalidate()
+        self._before_trial = ()
         return PolicyAnswer(200, "confirmed") if confirmed else PolicyAnswer(409, "nothing is on trial")
 
     def _rollback(self) -> PolicyAnswer:
@@ -149,7 +158,11 @@ class ActivePolicy:
         return PolicyAnswer(200, "the former configuration is in force")
 
     def _go_back(self, former: Policy) -> None:
-        policy, _ = self._with_settings(former)
+        if self._before_trial:
+            self._components.settings.replace(self._before_trial)
+            self._before_trial = ()
+        policy, misfit = self._with_settings(former)
+        self._leave_out(misfit)
         self._replace(policy, partly=True)
         self._latest_snapshot.invalidate()
 
@@ -195,16 +208,22 @@ class ActivePolicy:
         self._latest_snapshot.invalidate()
 
     def _with_settings(self, policy: Policy, *, reloading: bool = False) -> tuple[Policy, str]:
-        """A configuration with the settings over it, or without them where they do not fit, and what to say of that."""
+        """A configuration with the settings over it, or without them where they do not fit, and why they do not."""
         store = self._components.settings
         if not store.current:
             return policy, ""
         try:
             return self._configurations.with_settings(store.lasting(), reloading=reloading), ""
         except HiveError as problem:
-            self._log.error("settings-left-out", error=str(problem))
-            store.replace(())
-            return policy, f"what `hive-qos set` had changed does not fit and is left out: {problem}"
+            return policy, str(problem)
+
+    def _leave_out(self, misfit: str) -> str:
+        """Forget settings once a configuration is in force that they do not fit; returns what to say of that."""
+        if not misfit:
+            return ""
+        self._log.error("settings-left-out", error=misfit)
+        self._components.settings.replace(())
+        return f"what `hive-qos set` had changed does not fit and is left out: {misfit}"
 
     def _pause(self, for_s: float | None) -> PolicyAnswer:
         pause, for_s = self._components.pause, PAUSE_S if for_s is None else _within(for_s, "for_s", PAUSE_S_MAX)

@@ -115,6 +115,31 @@ def test_a_setting_ends_by_itself(running: Running) -> None:
     assert guarantee(running) == pytest.approx(0.2)
 
 
+@pytest.mark.parametrize("end", ["apply --back", "its time"])
+def test_settings_that_do_not_fit_a_trial_are_back_after_it(running: Running, end: str) -> None:
+    command(running, "set", "class", "storage", "guarantee=28%", "--keep")
+    running.write(CONFIGURATION + '[class.other]\nguarantee = "15 %"\n')
+    said = command(running, "apply", "--yes", "--confirm-within", "10m" if end == "apply --back" else "1s")
+    assert "does not fit and is left out" in said
+    if end == "apply --back":
+        assert configuration(running)["settings"] == []
+        command(running, *end.split())
+    wait_until(lambda: configuration(running)["trial_left_s"] is None)
+    assert guarantee(running) == pytest.approx(0.28)
+    assert [one["value"] for one in configuration(running)["settings"]] == ["28%"]
+    running.stop()
+    running.start()
+    assert guarantee(running) == pytest.approx(0.28)
+
+
+def test_a_reload_that_is_refused_leaves_settings_that_would_not_fit_it(running: Running) -> None:
+    command(running, "set", "class", "storage", "guarantee=28%", "--keep")
+    running.write((CONFIGURATION + '[class.other]\nguarantee = "15 %"\n').replace("{interface}", "nosuch7"))
+    command(running, "reload", code=3)
+    assert guarantee(running) == pytest.approx(0.28)
+    assert [one["value"] for one in configuration(running)["settings"]] == ["28%"]
+
+
 def test_settings_that_a_new_file_has_no_room_for_are_left_out_and_named(running: Running) -> None:
     command(running, "set", "class", "storage", "guarantee=28%", "--keep")
     running.write(CONFIGURATION + '[class.other]\nguarantee = "15 %"\n')
