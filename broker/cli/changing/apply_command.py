@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import signal
 import stat
@@ -136,7 +137,7 @@ class _Install:
     def __init__(self, place: Path, text: str | None) -> None:
         self._place, self._text = place.resolve(), text
         self._former: str | None = None
-        self._mode = 0o644
+        self._found: os.stat_result | None = None
         self.kept = False
 
     def __enter__(self) -> _Install:
@@ -144,15 +145,26 @@ class _Install:
             return self
         with contextlib.suppress(FileNotFoundError):
             self._former = read(self._place) if self._place.exists() else None
-            self._mode = stat.S_IMODE(self._place.stat().st_mode)
+            self._found = self._place.stat()
         try:
             if self._former is not None and self._former != self._text:
-                write_whole(self._place.with_name(self._place.name + FORMER), self._former, mode=self._mode)
-            write_whole(self._place, self._text, mode=self._mode)
+                self._write(self._place.with_name(self._place.name + FORMER), self._former)
+            self._write(self._place, self._text)
         except PermissionError as problem:
             problem.strerror = "only root may write it; sudo hive-qos apply, or `hive-qos set` for single settings"
             raise
+        except BaseException:  # Ctrl-C, or the terminal dies, when the new one lies there already
+            self.put_back()
+            raise
         return self
+
+    def _write(self, place: Path, text: str) -> None:
+        """With the rights and the owner that the file had."""
+        found = self._found
+        write_whole(place, text, mode=0o644 if found is None else stat.S_IMODE(found.st_mode))
+        if found is not None and os.geteuid() == 0:
+            with contextlib.suppress(OSError):  # a file system that knows no owners
+                os.chown(place, found.st_uid, found.st_gid, follow_symlinks=False)
 
     def put_back(self) -> None:
         """Put the former file in its place, if it is still ours that lies there."""
@@ -160,7 +172,7 @@ class _Install:
             return
         with contextlib.suppress(OSError, ConfigurationError):
             if read(self._place) == self._text:
-                write_whole(self._place, self._former, mode=self._mode)
+                self._write(self._place, self._former)
         self._text = None
 
     def __exit__(self, *_: object) -> None:
