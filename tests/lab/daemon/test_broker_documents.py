@@ -51,9 +51,8 @@ def test_a_change_on_trial_is_confirmed_as_the_page_shows_it(broker: Broker) -> 
     for command in ("apply --yes --confirm-within 60s", "apply --confirm"):
         broker.host.run([*COMMAND, *command.split()], env={"HIVE_BROKER": broker.sessions})
     assert broker.status()["alarms"] == []
-    for first in ("$ hive-qos set", "$ hive-qos reload\n"):
-        fence = shown(first)
-        assert typed(broker, fence) == fence.text.splitlines()
+    fence = shown("$ hive-qos set")
+    assert typed(broker, fence) == fence.text.splitlines()
 
 
 def test_a_file_with_a_mistake_is_refused_in_the_words_of_the_page(broker: Broker) -> None:
