@@ -188,7 +188,8 @@ class VolatileGroup:
 
     def leave(self) -> None:
         """Tell the others that this process goes, and close. They go on at once."""
-        with self._changed, contextlib.suppress(HiveError):
+        self._stop_control()  # or it would say after us that we stay
+        with contextlib.suppress(HiveError):
             if self._state.phase is not Phase.OUT and len(self.view.members) > 1:
                 self._register.say_frozen(self.member, commit.leaving(self._state))
                 self._ring(self._group)
@@ -196,13 +197,16 @@ class VolatileGroup:
 
     def close(self) -> None:
         """End without a word: the others see a loss. Idempotent."""
+        self._stop_control()
+        self._drop_group()
+
+    def _stop_control(self) -> None:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         self._wanted.set()
         if self._control.is_alive() and self._control is not threading.current_thread():
-            self._control.join(10.0)
-        self._drop_group()
+            self._control.join(CONNECT_S)
 
     def __enter__(self) -> VolatileGroup:
         return self
@@ -412,6 +416,10 @@ class VolatileGroup:
             stands = {one: self._register.frozen(view.epoch, one) for one in view.members if one != self.member}
             late = time.monotonic() - began_s > LATE_S
             missing = frozenset(one for one, stand in stands.items() if stand is None)
+            if late and not missing - self._state.lost:  # all have said where they stand: who decides has gone since
+                living = [one for one in view.members if one not in self._state.lost]
+                missing = frozenset(living[:1]) - {self.member}
+                began_s = time.monotonic()
             with self._changed:
                 self._take(commit.entered(self._state, held))
                 for one, stand in stands.items():
