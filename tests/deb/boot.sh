@@ -31,6 +31,7 @@ ln -s pts/ptmx "$machine/dev/ptmx"
 mount -t tmpfs tmpfs "$machine/run"
 mount -t tmpfs tmpfs "$machine/tmp"
 mkdir "$machine/tmp/outside"
+ln -s /dev/null "$machine/etc/systemd/system/systemd-modules-load.service" # the kernel is not this machine's
 hostname "$(basename "$root")"
 cd "$machine"
 pivot_root . tmp/outside

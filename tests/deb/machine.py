@@ -90,7 +90,7 @@ def booted(host: Host, *, root: Path, place: Path) -> Iterator[Machine]:
     try:
         wait_until(lambda: _child(process))
         machine = Machine(host, _child(process))
-        wait_until(lambda: _running(machine), pause_s=0.2)
+        wait_until(lambda: _running(machine), what=lambda: _state(machine), pause_s=0.2)
         yield machine
     finally:
         process.kill()
@@ -106,6 +106,12 @@ def _child(process: subprocess.Popen[bytes]) -> int:
 
 def _running(machine: Machine) -> bool:
     return machine.run("systemctl", "is-system-running", check=False).stdout.strip() == "running"
+
+
+def _state(machine: Machine) -> str:
+    """What systemd says of a boot that does not end well."""
+    failed = machine.run("systemctl", "list-units", "--failed", "--no-legend", "--plain", check=False).stdout
+    return failed + machine.run("journalctl", "--no-pager", "--priority=warning", "--lines=20", check=False).stdout
 
 
 def _removed(group: Path) -> bool:
