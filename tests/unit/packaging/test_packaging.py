@@ -36,9 +36,7 @@ def test_the_tree_has_every_file_of_systemd_and_no_configuration_that_an_upgrade
     assert units == {name for name in of_systemd if name.endswith((".service", ".slice"))}
     assert [path.name for path in (tree / "etc").rglob("*")] == ["hive-qos"]
     assert (tree / "usr/share/doc/hive-qos/examples/broker.toml").is_file()
-    # tmpfiles.d makes what the package brings itself.
-    others = {"hive-qos-sysusers.conf", "hive-qos-sysctl.conf", "broker.toml", "hive-qos-tmpfiles.conf"}
-    assert of_systemd - units == others
+    assert of_systemd - units == {"hive-qos-sysusers.conf", "hive-qos-sysctl.conf", "broker.toml"}
 
 
 def test_systemd_accepts_the_units_of_the_package(tree: Path, tmp_path: Path) -> None:
