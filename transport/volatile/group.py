@@ -187,12 +187,17 @@ class VolatileGroup:
         return Committed(step, members, attempts)
 
     def leave(self) -> None:
-        """Tell the others that this process goes, and close. They go on at once."""
+        """Tell the others that this process goes, and close. They go on at once.
+
+        The last one leaves a view without members: whoever comes then is the first again.
+        """
         self._stop_control()  # or it would say after us that we stay
         with contextlib.suppress(HiveError):
             if self._state.phase is not Phase.OUT and len(self.view.members) > 1:
                 self._register.say_frozen(self.member, commit.leaving(self._state))
                 self._ring(self._group)
+            elif self._state.phase is not Phase.OUT:
+                self._register.advance(View(self.view.epoch + 1, (), self.step, self.digest), self.view)
         self.close()
 
     def close(self) -> None:
@@ -321,14 +326,19 @@ class VolatileGroup:
     def _enter(self, timeout_s: float) -> View:
         """The first view that this member is in."""
         give_up_s = time.monotonic() + timeout_s
-        view = self._register.view()
-        if view is None:
-            view = self._register.advance(View(1, (self.member,), 0, bytes(DIGEST_BYTES)), None)
-        if self.member not in view.members:
-            self._register.ask_to_join(self.member)
-        while self.member not in view.members:
+        view, asked = self._register.view(), False
+        while view is None or self.member not in view.members:
+            if view is None or not view.members:
+                epoch, seen = (1, 0) if view is None else (view.epoch + 1, view.asked)
+                first = View(epoch, (self.member,), 0, bytes(DIGEST_BYTES), asked=seen)
+                view = self._register.advance(first, view)
+                continue
+            if not asked:
+                self._register.ask_to_join(self.member)
+                asked = True
             if time.monotonic() >= give_up_s:
-                raise TimedOutError(f"joining: {view.members[0]} did not admit {self.member}", timeout_s=timeout_s)
+                what = f"joining: {view.members[0]} did not admit {self.member}; if no member lives, start another job"
+                raise TimedOutError(what, timeout_s=timeout_s)
             time.sleep(POLL_S * 5)
             view = self._register.view() or view
         return view

@@ -39,7 +39,8 @@ class View:
 
     Args:
         epoch: 1 for the first view, one more for each that follows.
-        members: sorted; their places here are their ranks in this epoch.
+        members: sorted; their places here are their ranks in this epoch. None where the last one has left: whoever
+            comes then begins anew.
         base_step: the last step that is committed. 0 before the first.
         digest: of the results of all steps up to that one, 16 bytes.
         joining: those of the members that have yet to receive the state after `base_step`.
@@ -88,7 +89,7 @@ def decode(data: bytes) -> View:
         members = tuple(Member(_text(name), _number(incarnation)) for name, incarnation in pairs)
         joining = tuple(members[_number(place)] for place in _list(value[4]))
         view = View(_number(value[0]), members, _number(value[2]), _bytes(value[3]), joining, _number(value[5]))
-        if not members or len(members) > MEMBERS_MAX or list(members) != sorted(set(members)) or view.epoch < 1:
+        if len(members) > MEMBERS_MAX or list(members) != sorted(set(members)) or view.epoch < 1:
             raise ValueError("members that are not sorted, or no epoch")
     except (KeyError, IndexError, TypeError, ValueError, WireError) as error:
         raise PeerError("register", f"it holds no view ({error}): another program may write to it") from error
