@@ -48,9 +48,14 @@ def test_ctrl_c_takes_everything_down_and_keeps_what_was_measured(tmp_path: Path
     before = lab_namespaces()
     run = bench(tmp_path, "sender", "--steps=3", "--variants=none", "--rounds=100")
     records = tmp_path / "records.jsonl"
-    wait_until(lambda: records.exists() and records.read_text().count("\n") >= 2)  # the run's head, and an idle block
-    os.kill(run.pid, signal.SIGINT)
-    said, _ = run.communicate(timeout=LIMIT_S)
+    try:
+        # The run's head, and an idle block.
+        wait_until(lambda: records.exists() and records.read_text().count("\n") >= 2, limit_s=2 * LIMIT_S)
+        os.kill(run.pid, signal.SIGINT)
+        said, _ = run.communicate(timeout=LIMIT_S)
+    finally:
+        run.kill()
+        run.communicate()
     assert run.returncode == 130, said
     assert "Traceback" not in said
     wait_until(lambda: lab_namespaces() <= before, what=lambda: lab_namespaces() - before)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from patience import LIMIT_S, wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -26,13 +27,19 @@ def lab_namespaces() -> set[str]:
     return {line.split()[0] for line in listed.splitlines() if line.startswith("hq")}
 
 
+@pytest.mark.timeout(300)  # twelve ranks begin, and a busy machine takes seconds to import torch for each
 def test_ctrl_c_takes_everything_down_and_keeps_what_was_measured(tmp_path: Path) -> None:
     before = lab_namespaces()
     run = bench(tmp_path, "uneven", "--repetitions=100")
     records = tmp_path / "records.jsonl"
-    wait_until(lambda: records.exists() and records.read_text().count("\n") >= 4)  # the run's head, and a turn of each
-    os.kill(run.pid, signal.SIGINT)
-    said, _ = run.communicate(timeout=LIMIT_S)
+    try:
+        # The run's head, and a turn of each.
+        wait_until(lambda: records.exists() and records.read_text().count("\n") >= 4, limit_s=200.0)
+        os.kill(run.pid, signal.SIGINT)
+        said, _ = run.communicate(timeout=LIMIT_S)
+    finally:
+        run.kill()
+        run.communicate()
     assert run.returncode == 130, said
     assert "Traceback" not in said
     wait_until(lambda: lab_namespaces() <= before, what=lambda: lab_namespaces() - before)
