@@ -78,7 +78,7 @@ def programs() -> str:
 
 def log_events() -> str:
     """Every event that the daemon logs: its level, its meaning and its keys."""
-    from broker.process.events import EVENTS
+    from broker.events.catalogue import EVENTS
 
     rows = (
         (f"`{name}`", event.level, event.meaning, ", ".join(f"`{key}`" for key in event.keys))
@@ -96,7 +96,7 @@ def reasons() -> str:
 
 def metrics() -> str:
     """Every metric of the HTTP socket: its kind, what it is, and its labels."""
-    from broker.api.metrics import METRICS
+    from broker.api.documents.metrics import METRICS
 
     rows = (
         (f"`hive_qos_{name}`", one.kind, one.text, ", ".join(f"`{label}`" for label in one.labels))
@@ -107,7 +107,7 @@ def metrics() -> str:
 
 def http_paths() -> str:
     """Every path of the HTTP socket, with its answers, as the OpenAPI document has them."""
-    from broker.api.openapi import description
+    from broker.api.documents.openapi import description
 
     rows = []
     for path, methods in description()["paths"].items():
@@ -118,7 +118,7 @@ def http_paths() -> str:
 
 def status_keys() -> str:
     """Every object of the status document: what its type says of it, and its keys."""
-    from broker.api.openapi import description
+    from broker.api.documents.openapi import description
 
     known, parts, told = description()["components"]["schemas"], [], set()
     for path, name in _objects(known, "Status", "Top level"):

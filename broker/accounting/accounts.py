@@ -8,11 +8,11 @@ from pathlib import Path
 from broker.accounting import database
 from broker.accounting.ledger import Ledger, LinkReading
 from broker.accounting.writer import UsageWriter
-from broker.api.snapshot import Snapshot
-from broker.api.verdicts import LinkFigures, lends_bits_per_s
+from broker.api.documents.snapshot import Snapshot
+from broker.api.documents.verdicts import LinkFigures, lends_bits_per_s
+from broker.events.log import Log
 from broker.model.usage import UsageRow
 from broker.model.values import Alarm
-from broker.process.log import Log
 
 
 class Accounts:

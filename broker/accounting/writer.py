@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from broker.accounting import database
+from broker.events.log import Log
 from broker.model.usage import Usage, UsageKey
 from broker.model.values import Alarm
 from broker.process import priority
-from broker.process.log import Log
 
 WRITE_S = 60.0
 """How often: a crash loses so much, and a disk that sleeps is woken no oftener."""

@@ -14,8 +14,8 @@ from broker.adapters.limiter import Limiter, unkept
 from broker.adapters.program import Backlog, ProgramError, StorageAdapter
 from broker.client.mailbox import Allowance
 from broker.client.session import Session
+from broker.events.log import Log
 from broker.policy.types import StorageProgram
-from broker.process.log import Log
 
 ROUND_S = 2.0
 READ_S = 10.0

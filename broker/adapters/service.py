@@ -15,8 +15,8 @@ from broker.adapters.program import ProgramError, StorageAdapter
 from broker.adapters.rclone import Rclone
 from broker.adapters.syncthing import Syncthing
 from broker.client.session import Session
+from broker.events.log import Log
 from broker.policy.types import StorageProgram
-from broker.process.log import Log
 from hive_qos.errors import HiveError
 
 KINDS: dict[str, type[Syncthing | Rclone | Minio | Ceph | SeaweedFs]] = {

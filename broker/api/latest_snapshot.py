@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from broker.api.snapshot import Snapshot
+from broker.api.documents.snapshot import Snapshot
 
 WAIT_S = 0.5
 """A tick takes milliseconds. A loop that hangs is seen by the age of what it shows, a second and a bit."""

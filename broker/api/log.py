@@ -7,9 +7,9 @@ import urllib.parse
 
 from msgspec import Struct
 
-from broker.api.schema import LogEvent, RecentLog
-from broker.process.events import EVENTS
-from broker.process.recent_events import LEVELS, RecentEvents
+from broker.api.documents.schema import LogEvent, RecentLog
+from broker.events.catalogue import EVENTS
+from broker.events.recent import LEVELS, RecentEvents
 
 
 class LogQuestion(Struct, frozen=True):

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 from broker.api.actions import ACTIONS, request_of
 from broker.api.bounded_server import REQUEST_TIMEOUT_S, BoundedServer, Timed
+from broker.api.documents.pages import DESCRIPTION, JSON, LOG, PATHS, USAGE, Pages, encoded
+from broker.api.documents.schema import Done, Error, UsageReport
+from broker.api.documents.snapshot import Snapshot
 from broker.api.log import log_question, recent_log
-from broker.api.pages import DESCRIPTION, JSON, LOG, PATHS, USAGE, Pages, encoded
 from broker.api.requests import PolicyAnswer, PolicyRequest
-from broker.api.schema import Done, Error, UsageReport
-from broker.api.snapshot import Snapshot
 from broker.api.usage import UsageRows, usage_question
+from broker.events.recent import RecentEvents
 from broker.process.closer_client import CloserClient
 from broker.process.locks import listen
-from broker.process.recent_events import RecentEvents
 from broker.process.rights import Authority, Peer, Right, peer_of
 from hive_qos import __version__
 from hive_qos.errors import HiveError

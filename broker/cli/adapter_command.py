@@ -61,8 +61,8 @@ def adapter(
             "none is configured, so there is nothing to follow; write a [[storage_program]] section",
         )
     from broker.adapters.service import adapter_of, serve
+    from broker.events.log import open_log
     from broker.process.locks import Lock, directory
-    from broker.process.log import open_log
 
     if check:
         _check([(program.name, adapter_of(program)) for program in policy.storage_programs], as_json)

@@ -56,9 +56,9 @@ def broker(
         )
 
     from broker.daemon.config_store import ConfigStore, Source
-    from broker.process.log import open_log
-    from broker.process.recent_events import RecentEvents
-    from broker.process.telemetry import ENDPOINTS, from_environment
+    from broker.events.log import open_log
+    from broker.events.recent import RecentEvents
+    from broker.events.telemetry import ENDPOINTS, from_environment
 
     telemetry, missing = None, ""
     try:

@@ -45,11 +45,11 @@ def pods(
       hive-qos pods --allow storage,other
     """
     from broker.enforce import cgroups
+    from broker.events.log import open_log
     from broker.pods.api_server import in_cluster
     from broker.pods.rules import find_hierarchy
     from broker.pods.watcher import Files, PodWatcher
     from broker.policy.types import CLASS_NAMES
-    from broker.process.log import open_log
 
     allowed = [name.strip() for name in allow.split(",") if name.strip()]
     for name in allowed:

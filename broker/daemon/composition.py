@@ -31,6 +31,9 @@ from broker.enforce.interfaces import ShapedInterfaces
 from broker.enforce.own_cgroups import OwnCgroups
 from broker.enforce.reclassify import Reclassifier
 from broker.enforce.socket_marks import JOB_LEAVES, SocketMarks
+from broker.events.log import Log
+from broker.events.recent import RecentEvents
+from broker.events.telemetry import Telemetry
 from broker.measure.flow_table import FlowTable
 from broker.measure.interfaces import InterfaceCounters, Links, Routes
 from broker.measure.probes import Probes
@@ -40,11 +43,8 @@ from broker.measure.sockets import TcpWatch
 from broker.page.page import Page
 from broker.process import proc_fds
 from broker.process.closer_client import CloserClient
-from broker.process.log import Log
 from broker.process.notify import Notifier
-from broker.process.recent_events import RecentEvents
 from broker.process.socket_finder_client import SocketFinder
-from broker.process.telemetry import Telemetry
 from broker.process.watchdog_client import WatchdogClient
 from broker.sessions.burst_table import BurstTable
 from broker.sessions.job_table import JobTable

@@ -22,10 +22,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from broker.events.log import Log
 from broker.model.values import Alarm
 from broker.policy.settings import Setting
 from broker.policy.types import TRIAL_S_MAX, TRIAL_S_MIN, DaemonPolicy, Policy
-from broker.process.log import Log
 from hive_qos.errors import ConfigurationError, HiveError
 from hive_qos.files import write_whole
 

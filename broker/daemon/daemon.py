@@ -14,9 +14,9 @@ import functools
 import os
 from pathlib import Path
 
+from broker.api.documents.snapshot import Snapshot
 from broker.api.latest_snapshot import LatestSnapshot
 from broker.api.requests import PendingCommands, PolicyRequests
-from broker.api.snapshot import Snapshot
 from broker.client.mailbox import Wake
 from broker.daemon.active_policy import ActivePolicy
 from broker.daemon.composition import Environment, Options, compose

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from broker.api.snapshot import Snapshot
+from broker.api.documents.snapshot import Snapshot
+from broker.events.log import Log
 from broker.model.values import Alarm, InterfaceAllocation
-from broker.process.log import Log
 from hive_qos.units import format_rate
 
 CLEARED_S = 30.0

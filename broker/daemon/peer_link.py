@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from broker.api.snapshot import HoldsInfo
+from broker.api.documents.snapshot import HoldsInfo
 from broker.daemon.peer_opening import PeerOpening
 from broker.law.decision import Decision
 from broker.measure.flow_table import FlowTable

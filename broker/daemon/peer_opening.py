@@ -8,10 +8,10 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from broker.events.log import Log
 from broker.model.values import Alarm
 from broker.peers.own_certificate import OwnCertificate
 from broker.policy.types import PeersPolicy
-from broker.process.log import Log
 from hive_qos.errors import HiveError
 
 if TYPE_CHECKING:

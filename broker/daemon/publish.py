@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from msgspec.structs import replace
 
 from broker.accounting.accounts import Accounts
-from broker.api.class_averages import ClassAverages
-from broker.api.limits import LimitHistory, limits
-from broker.api.snapshot import ConfigurationInfo, DaemonInfo, SessionInfo, Snapshot
+from broker.api.documents.class_averages import ClassAverages
+from broker.api.documents.limits import LimitHistory, limits
+from broker.api.documents.snapshot import ConfigurationInfo, DaemonInfo, SessionInfo, Snapshot
 from broker.daemon.config_store import ConfigStore
 from broker.daemon.pause import Pause
 from broker.daemon.peer_link import PeerLink
@@ -23,6 +23,7 @@ from broker.enforce.ingress import IngressTrees
 from broker.enforce.interfaces import ShapedInterfaces
 from broker.enforce.reclassify import Reclassifier
 from broker.enforce.socket_marks import CLASS_OF_PRIORITY, JOB_LEAVES
+from broker.events.log import Log
 from broker.law.capacity import outbound
 from broker.law.capacity.quorum import DestinationReport
 from broker.law.decision import Decision
@@ -35,7 +36,6 @@ from broker.measure.sockets import UdpWatch
 from broker.model.values import Alarm, Measurements
 from broker.page.page import Page
 from broker.policy.types import Policy
-from broker.process.log import Log
 from broker.process.watchdog_client import WatchdogClient
 from broker.sessions.job_table import JobTable
 from broker.sessions.program_table import ProgramTable

@@ -6,12 +6,12 @@ import contextlib
 import os
 from typing import TextIO
 
+from broker.events.log import Log
 from broker.law.decision import Decision
 from broker.law.recording import header_line, tick_line
 from broker.law.state import State
 from broker.model.values import Alarm, Measurements
 from broker.policy.types import Policy
-from broker.process.log import Log
 from hive_qos.errors import ConfigurationError
 
 SIZE_BYTES_MAX = 64 * 2**20

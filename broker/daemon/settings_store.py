@@ -14,9 +14,9 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from broker.api.snapshot import SettingInfo
+from broker.api.documents.snapshot import SettingInfo
+from broker.events.log import Log
 from broker.policy.settings import KEYS, Setting
-from broker.process.log import Log
 from hive_qos.files import write_whole
 
 NAME = "settings.json"

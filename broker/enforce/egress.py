@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from broker.enforce.samples import samples_of
+from broker.events.log import Log
 from broker.model.values import Alarm, ClassSample, DestinationSample
-from broker.process.log import Log
 from hive_qos.errors import HiveError
 from shaping.model.names import HELD_NAME
 from shaping.model.observations import ClassCounters, SegmentState

@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import psutil
 from msgspec.structs import replace
 
+from broker.events.log import Log
 from broker.measure.flow_table import PassedSocket
 from broker.measure.tcp_diag import BoundSocket, bound_sockets
 from broker.model.fair_share import in_turns
 from broker.process import rights
-from broker.process.log import Log
 from shaping.model.shapes import Arrival, Rule
 
 SOCKETS_MAX = 32

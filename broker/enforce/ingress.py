@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from broker.enforce.inbound_rules import InboundRules
 from broker.enforce.samples import samples_of
 from broker.enforce.shapes import classes_of, rules_of
+from broker.events.log import Log
 from broker.measure.flow_table import PassedSocket
 from broker.model.values import Alarm, Allocation, ClassSample, InterfaceAllocation
 from broker.policy.types import Policy
-from broker.process.log import Log
 from hive_qos.errors import HiveError
 from shaping.model.names import is_ours
 from shaping.model.shapes import IngressShape, Rule

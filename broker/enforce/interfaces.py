@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 
 from broker.enforce.egress import EgressTrees
 from broker.enforce.shapes import rules_of, shape_of
+from broker.events.log import Log
 from broker.law.capacity.outbound import line_rate
 from broker.measure.interfaces import Links
 from broker.model.reasons import Because
 from broker.model.status_values import SegmentInfo
 from broker.model.values import Alarm, Allocation, JobKey, SegmentAllocation
 from broker.policy.types import Policy
-from broker.process.log import Log
 from hive_qos.errors import ConfigurationError, HiveError
 from shaping.journal import Journal
 from shaping.kernel_api import Kernel

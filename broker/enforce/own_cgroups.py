@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from broker.enforce import cgroups
 from broker.enforce.interfaces import ClassCgroups
-from broker.process.log import Log
+from broker.events.log import Log
 from hive_qos.errors import HiveError
 
 

@@ -28,10 +28,10 @@ from typing import Protocol
 import psutil
 from msgspec import Struct
 
+from broker.events.log import Log
 from broker.measure.budget import CpuBudget
 from broker.measure.tcp_diag import CGROUPS_FILTERED_MAX, OwnedSocket, owned_sockets
 from broker.model.values import Alarm
-from broker.process.log import Log
 from broker.process.proc_fds import sockets_of
 from hive_qos.errors import HiveError, PrivilegeError
 from shaping.classify.cgroup import rule_path

@@ -24,10 +24,10 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
+from broker.events.log import Log
 from broker.model.addresses import plain
 from broker.model.values import Alarm, FlowSample
 from broker.policy.types import ProbePolicy
-from broker.process.log import Log
 from hive_qos.errors import HiveError
 
 SILENT_S = 10.0

@@ -17,11 +17,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 
+from broker.events.log import Log
 from broker.measure.budget import CpuBudget
 from broker.measure.flow_table import FlowTable, importance
 from broker.measure.port_classes import PortClasses
 from broker.measure.tcp_diag import TcpConnection, UdpSocket, tcp_asked, tcp_pages, udp_pages
-from broker.process.log import Log
 
 SHARE = 0.003
 """Of a core, for the list."""

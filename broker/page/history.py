@@ -14,7 +14,7 @@ from typing import Final, Literal, NamedTuple
 
 from msgspec import Struct
 
-from broker.api.snapshot import Snapshot
+from broker.api.documents.snapshot import Snapshot
 from hive_qos.text import printable
 
 SPANS: Final = {1: 600, 60: 1440}

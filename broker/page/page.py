@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from broker.api.snapshot import Snapshot
+from broker.api.documents.snapshot import Snapshot
+from broker.events.log import Log
 from broker.model.values import Alarm
 from broker.page.history import History
 from broker.page.server import PageServer
 from broker.policy.types import PagePolicy
-from broker.process.log import Log
 
 AGAIN_S = 10.0
 """An address may come later than the daemon, and a port be free again."""

@@ -22,9 +22,9 @@ import msgspec
 from msgspec.structs import replace
 
 from broker.api.bounded_server import REQUEST_TIMEOUT_S, BoundedServer, Timed
-from broker.api.metrics import metrics
-from broker.api.pages import JSON, PROMETHEUS
-from broker.api.snapshot import Snapshot
+from broker.api.documents.metrics import metrics
+from broker.api.documents.pages import JSON, PROMETHEUS
+from broker.api.documents.snapshot import Snapshot
 from broker.model.token_bucket import TokenBucket
 from broker.page.history import SPANS, History
 from broker.page.view import view

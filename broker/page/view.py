@@ -5,9 +5,9 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace
 
-from broker.api.document import outline
-from broker.api.schema import HoldStatus, InboundStatus, JobStatus, LeaseStatus, OutboundStatus
-from broker.api.snapshot import Snapshot
+from broker.api.documents.schema import HoldStatus, InboundStatus, JobStatus, LeaseStatus, OutboundStatus
+from broker.api.documents.snapshot import Snapshot
+from broker.api.documents.status import outline
 from broker.model.values import Alarm, ScheduleInForce
 from hive_qos import __version__
 from hive_qos.text import printable

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from broker.events.log import Log
 from broker.model.addresses import is_askable, plain, plain_host
 from broker.model.leases import Hold, HoldOutcome, Lease
 from broker.model.reasons import Reason
@@ -34,7 +35,6 @@ from broker.peers.protocol.replies import Replies
 from broker.peers.quic_endpoint import QuicEndpoint
 from broker.peers.refusals import Refusals
 from broker.policy.types import PeersPolicy
-from broker.process.log import Log
 from hive_qos.errors import PeerError
 from hive_qos.text import printable
 from transport.engine.base import ConnectionDown, ConnectionStatistics, ConnectionUp, OperationFailed, Received

@@ -12,9 +12,9 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from broker.events.log import Log
 from broker.model.values import Alarm
 from broker.policy.types import PeersPolicy
-from broker.process.log import Log
 from hive_qos.errors import HiveError
 
 if TYPE_CHECKING:  # who names no [peers] needs no certificates

@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 
+from broker.events.log import Log
 from broker.peers.identity import broker_identity, certified_addresses
 from broker.peers.listening import open_socket, split_listen
 from broker.peers.protocol import wire
 from broker.policy.types import PeersPolicy
-from broker.process.log import Log
 from hive_qos.errors import ConfigurationError, MisuseError
 from transport.engine import create_engine, find_engine
 from transport.engine.base import (

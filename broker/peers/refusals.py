@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.process.log import Log
+from broker.events.log import Log
 from hive_qos.text import printable
 
 KNOWN_MAX = 64

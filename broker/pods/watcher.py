@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from broker.client import http
+from broker.events.log import Log
 from broker.pods.api_server import ApiServer, ApiServerError, VersionGone
 from broker.pods.merge import room_for_rules, with_rules
 from broker.pods.rules import Hierarchy, PodRules, Problem, rules_of
-from broker.process.log import Log
 from hive_qos.errors import BrokerError, ConfigurationError, HiveError
 from hive_qos.files import write_whole
 from hive_qos.text import printable

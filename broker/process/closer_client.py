@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from broker.process.log import Log
+from broker.events.log import Log
 from broker.process.side_process import SideProcess, python
 
 MODULE = "broker.process.closer"

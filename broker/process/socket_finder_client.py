@@ -20,7 +20,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from broker.process.log import Log
+from broker.events.log import Log
 from broker.process.side_process import READY_S_MAX, SideProcess, python
 from broker.process.socket_finder import ANSWER, BYTES_MAX, DENIED, GIVEN, MORE, REFUSED
 from hive_qos.errors import KernelRejectedError, PrivilegeError

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from broker.events.log import Log
 from broker.model.status_values import WatchdogInfo
 from broker.model.values import Alarm
-from broker.process.log import Log
 from broker.process.side_process import READY_S_MAX, SideProcess, python
 from broker.process.watchdog import BEATS_WITHIN_S, MESSAGE_BYTES_MAX, MODULE, SILENCE_S
 from hive_qos.errors import ShapingError

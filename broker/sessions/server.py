@@ -17,11 +17,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 from broker.client.protocol import DESCRIPTORS_MAX, PACKET_BYTES_MAX
+from broker.events.log import Log
 from broker.model.token_bucket import TokenBucket, TokenBuckets
 from broker.process.closer import SPACE
 from broker.process.closer_client import CloserClient
 from broker.process.locks import listen
-from broker.process.log import Log
 from broker.process.rights import Authority, Peer, Right, peer_of, process_of
 from broker.sessions.messages import (
     Announce,

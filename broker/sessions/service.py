@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 
 from broker.enforce import cgroups
+from broker.events.log import Log
 from broker.measure.flow_table import FlowTable, PassedSocket
 from broker.model.token_bucket import TokenBuckets
 from broker.model.values import Credit
-from broker.process.log import Log
 from broker.process.rights import Authority, Peer
 from broker.sessions.burst_table import BurstTable
 from broker.sessions.job_table import JobTable

@@ -19,11 +19,11 @@ from broker.client.protocol import encode
 from broker.daemon.composition import Environment, Options
 from broker.daemon.config_store import ConfigStore, Source, read_file
 from broker.daemon.daemon import Daemon
+from broker.events.log import open_log
+from broker.events.recent import RecentEvents
+from broker.events.telemetry import Telemetry
 from broker.policy.toml import load
-from broker.process.log import open_log
 from broker.process.notify import Notifier
-from broker.process.recent_events import RecentEvents
-from broker.process.telemetry import Telemetry
 from hive_qos.errors import BrokerUnavailableError
 from shaping.testing import FakeClassifier, FakeKernel
 

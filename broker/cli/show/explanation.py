@@ -3,8 +3,9 @@
     find            what a name, or the number of a process, means in a status document
     explanations    one for each class and interface in which that sends
 
-The daemon has decided what limits a class or job (`broker.api.verdicts`). A program that has no job is limited by what
-limits its class; where nothing of that class waits here, its connections tell the processor, itself and the peer apart.
+The daemon has decided what limits a class or job (`broker.api.documents.verdicts`). A program that has no job is
+limited by what limits its class; where nothing of that class waits here, its connections tell the processor, itself
+and the peer apart.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from broker.cli.show.screen import (
 )
 
 BUSY = 0.95
-"""Of all processors, as `broker.api.verdicts` has it."""
+"""Of all processors, as `broker.api.documents.verdicts` has it."""
 SHOWN_MAX = 12
 """Peers, connections and known names: more than that says nothing to a person."""
 INTERFACE_KEYS = ("name", "capacity_bits_per_s", "capacity_source", "capacity_reason")

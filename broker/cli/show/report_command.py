@@ -67,7 +67,7 @@ def _document(
         import msgspec
 
         from broker.accounting import database
-        from broker.api.schema import UsageReport
+        from broker.api.documents.schema import UsageReport
 
         rows = database.read(state_dir / database.NAME, since_s=since_s, until_s=until_s, by=by)
         found: dict[str, Any] = msgspec.to_builtins(UsageReport(since_s=since_s, until_s=until_s, rows=rows))

@@ -14,9 +14,9 @@ import pytest
 from broker_host import CONFIGURATION, Broker, broker_in
 from patience import wait_until
 
+from broker.events.log import open_log
 from broker.measure.probes import HEADER, PAYLOAD_BYTES, REPLY, SILENT_S, Probes
 from broker.policy.types import ProbePolicy
-from broker.process.log import open_log
 from tools.lab import Lab
 from tools.lab.spoil import internet_checksum
 

@@ -14,13 +14,13 @@ from shaping_bench import INTERFACE, PAYLOAD_BYTES, SENDER, Bench
 
 from broker.enforce.inbound_rules import InboundRules
 from broker.enforce.ingress import IngressTrees
+from broker.events.log import open_log
 from broker.law.decide import decide
 from broker.law.state import State
 from broker.measure.flow_table import PassedSocket
 from broker.model.values import Allocation, Measurements
 from broker.policy.toml import load
 from broker.policy.types import CLASS_NAMES
-from broker.process.log import open_log
 from shaping.shaper import Shaper
 from tools.lab.kernel import entered
 

@@ -15,8 +15,8 @@ from contextlib import closing
 import pytest
 from patience import wait_until
 
+from broker.events.log import open_log
 from broker.process import socket_finder_client
-from broker.process.log import open_log
 from broker.process.socket_finder import ANSWER, BYTES_MAX, LAST, MORE, SOCKETS_AT_ONCE, serve
 from broker.process.socket_finder_client import ANSWER_S, SocketFinder
 from shaping.classify.socket_priority import priority_of

@@ -16,10 +16,10 @@ from broker_support import Running
 from patience import LIMIT_S, wait_until
 
 from broker.api import server
+from broker.events.log import open_log
+from broker.events.recent import RecentEvents
 from broker.policy.toml import load
 from broker.process.closer_client import CloserClient
-from broker.process.log import open_log
-from broker.process.recent_events import RecentEvents
 from broker.process.rights import Authority, Right
 
 

@@ -20,8 +20,8 @@ from patience import LIMIT_S, wait_until
 from broker.api import server as api_server
 from broker.client import http
 from broker.client.protocol import encode
+from broker.events.log import open_log
 from broker.process.closer_client import CloserClient
-from broker.process.log import open_log
 from broker.process.rights import Authority, Right
 from broker.sessions import server
 from hive_qos.errors import BrokerRejectedError, BrokerUnavailableError

@@ -17,7 +17,7 @@ from schemathesis import GenerationMode, openapi
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 from test_broker_http import http_request
 
-from broker.api.openapi import description
+from broker.api.documents.openapi import description
 
 OPERATIONS = [(path, method) for path, methods in description()["paths"].items() for method in methods]
 EXAMPLES = 40

@@ -10,10 +10,10 @@ import pytest
 
 from broker.daemon.composition import Components, Environment, Options, compose
 from broker.daemon.config_store import ConfigStore, Source
+from broker.events.log import open_log
 from broker.model.leases import Hold
 from broker.policy.toml import load
 from broker.policy.types import Policy
-from broker.process.log import open_log
 from shaping.journal import Journal
 from shaping.testing import FakeKernel
 

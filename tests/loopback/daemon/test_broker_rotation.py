@@ -15,9 +15,9 @@ from engine_support import need
 from patience import LIMIT_S
 from peers_support import A_HOST, B_HOST, Broker, Cluster, free_port, until
 
+from broker.events.log import open_log
 from broker.peers.own_certificate import OwnCertificate
 from broker.policy.types import PeersPolicy
-from broker.process.log import open_log
 from transport import Group, MemoryRendezvous, Settings
 from transport.identity import ca_issue, ca_renew, ca_revoke, ca_rotate
 

@@ -15,12 +15,12 @@ from broker.daemon.config_store import ConfigStore, Source
 from broker.daemon.daemon import Daemon
 from broker.daemon.peer_link import PeerLink
 from broker.enforce.shapes import shape_of
+from broker.events.log import open_log
 from broker.law.decide import decide
 from broker.law.recording import replay
 from broker.law.state import State
 from broker.model.values import Measurements
 from broker.policy.toml import load
-from broker.process.log import open_log
 from broker.process.notify import Notifier
 from hive_qos.errors import BrokerRejectedError, ConfigurationError, PrivilegeError, ShapingError
 from shaping.journal import Journal

@@ -17,8 +17,8 @@ from broker_support import CONFIGURATION, Running
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from patience import LIMIT_S, wait_until
 
-from broker.process import telemetry
-from broker.process.telemetry import BEFORE_START_MAX, ENDPOINTS, from_environment
+from broker.events import telemetry
+from broker.events.telemetry import BEFORE_START_MAX, ENDPOINTS, from_environment
 
 
 class Collector:

@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 from patience import LIMIT_S, wait_until
 
+from broker.events.log import open_log
 from broker.process import watchdog as process
-from broker.process.log import open_log
 from broker.process.watchdog import Watchdog
 from broker.process.watchdog_client import WatchdogClient
 from hive_qos.errors import KernelRejectedError, ShapingError

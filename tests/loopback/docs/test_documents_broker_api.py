@@ -15,7 +15,7 @@ from documents import DOCS, fences_of, table_below
 from patience import wait_until
 
 from broker import client
-from broker.api.schema import Flows, Status
+from broker.api.documents.schema import Flows, Status
 from broker.client.protocol import encode
 from broker.policy.types import Policy
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from broker.api.class_averages import AveragesSnapshot
-from broker.api.snapshot import DaemonInfo, HoldsInfo, Lasting, SessionInfo, Snapshot
-from broker.api.window_average import Average
+from broker.api.documents.class_averages import AveragesSnapshot
+from broker.api.documents.snapshot import DaemonInfo, HoldsInfo, Lasting, SessionInfo, Snapshot
+from broker.api.documents.window_average import Average
 from broker.enforce.socket_marks import JOB_LEAVES
 from broker.law.decision import Decision
 from broker.law.state import State

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from broker.api.document import document
-from broker.api.pages import encoded
-from broker.api.snapshot import DaemonInfo, SessionInfo, Snapshot
+from broker.api.documents.pages import encoded
+from broker.api.documents.snapshot import DaemonInfo, SessionInfo, Snapshot
+from broker.api.documents.status import document
 from broker.enforce.socket_marks import JOB_LEAVES
 from broker.law.decide import decide
 from broker.law.state import State

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from broker.api.metrics import METRICS
+from broker.api.documents.metrics import METRICS
 from broker.cli.alarm_advice import ALARM_ADVICE
 
 ROOT = Path(__file__).parents[3]

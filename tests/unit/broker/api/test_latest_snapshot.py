@@ -8,8 +8,8 @@ from typing import cast
 import pytest
 
 from broker.api import latest_snapshot
+from broker.api.documents.snapshot import Snapshot
 from broker.api.latest_snapshot import SHARED_S, SHOW_S, LatestSnapshot
-from broker.api.snapshot import Snapshot
 
 
 def snapshot(name: str) -> Snapshot:

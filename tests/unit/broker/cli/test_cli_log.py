@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from broker.cli.app import app
-from broker.process.recent_events import RecentEvents
+from broker.events.recent import RecentEvents
 from hive_qos.errors import BrokerUnavailableError
 
 RUN = CliRunner()
@@ -41,8 +41,8 @@ class Broker:
         self.recent = RecentEvents()
 
     def fetch(self, target: str, *, socket_path: str | None) -> bytes:
+        from broker.api.documents.pages import encoded
         from broker.api.log import log_question, recent_log
-        from broker.api.pages import encoded
 
         if self.gone:
             raise BrokerUnavailableError("nobody is there")

@@ -17,8 +17,8 @@ from rich.console import Console
 from situations import MBIT, SITUATIONS, connection, idle, sharing
 from status_documents import status
 
-from broker.api.class_averages import AveragesSnapshot
-from broker.api.window_average import Average
+from broker.api.documents.class_averages import AveragesSnapshot
+from broker.api.documents.window_average import Average
 from broker.cli.show.screen import rate
 from broker.cli.show.status_table import fitted, render
 from broker.measure.socket_owners import SocketOwner

@@ -11,10 +11,10 @@ import pytest
 from msgspec.structs import replace
 
 from broker.daemon.config_store import KEPT_NAME, ConfigStore, Kept, Source, read_kept, write_kept
+from broker.events.log import open_log
 from broker.policy.settings import Setting
 from broker.policy.toml import load
 from broker.policy.types import TRIAL_S_MAX, TRIAL_S_MIN, Policy
-from broker.process.log import open_log
 from hive_qos.errors import ConfigurationError, HiveError
 
 BAD = "version = 1\n"

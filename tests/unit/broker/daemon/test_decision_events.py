@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 from situations import MBIT, idle, sharing
 
-from broker.api.snapshot import Lasting, Snapshot
+from broker.api.documents.snapshot import Lasting, Snapshot
 from broker.daemon.decision_events import AGAIN_S, CLEARED_S, PREVAILS_S, DecisionEvents
 from broker.model.reasons import Reason
 from broker.model.values import Alarm

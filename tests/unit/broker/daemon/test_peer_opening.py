@@ -12,11 +12,11 @@ import pytest
 
 from broker.daemon.peer_link import PeerLink
 from broker.daemon.peer_opening import RETRY_S, PeerOpening
+from broker.events.log import open_log
 from broker.peers.channel import PeerChannel
 from broker.peers.own_certificate import OwnCertificate
 from broker.peers.peer_status import PeerStatus
 from broker.policy.types import PeersPolicy
-from broker.process.log import open_log
 from transport.identity import ca_init, ca_issue
 
 

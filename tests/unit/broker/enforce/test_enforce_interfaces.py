@@ -10,12 +10,12 @@ import pytest
 
 from broker.enforce.egress import EgressTrees
 from broker.enforce.interfaces import LOOK_S, ShapedInterfaces
+from broker.events.log import open_log
 from broker.law.decide import decide
 from broker.law.state import State
 from broker.measure.interfaces import Links
 from broker.model.values import Measurements
 from broker.policy.toml import load
-from broker.process.log import open_log
 from hive_qos.errors import KernelRejectedError
 from shaping.journal import Journal
 from shaping.netlink.link_events import LinkChanges

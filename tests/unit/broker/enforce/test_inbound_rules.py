@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from broker.enforce.inbound_rules import ADDRESSES_MAX, LOOK_S, SOCKETS_MAX, InboundRules, arrivals_at
+from broker.events.log import open_log
 from broker.measure.flow_table import PassedSocket
 from broker.measure.tcp_diag import BoundSocket
 from broker.process import rights
-from broker.process.log import open_log
 from shaping.model.shapes import Arrival
 
 OWN = ("10.0.0.1", "fd00::1", "fe80::1")

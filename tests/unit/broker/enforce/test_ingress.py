@@ -12,12 +12,12 @@ from broker.enforce.egress import EgressTrees
 from broker.enforce.inbound_rules import InboundRules
 from broker.enforce.ingress import LOST_AGAIN_S, RETRY_S, IngressTrees
 from broker.enforce.shapes import shape_of
+from broker.events.log import open_log
 from broker.law.decide import decide
 from broker.law.state import State
 from broker.model.values import Allocation, InterfaceAllocation, Measurements
 from broker.policy.toml import load
 from broker.policy.types import CLASS_NAMES, Policy
-from broker.process.log import open_log
 from hive_qos.errors import KernelRejectedError
 from shaping.journal import Journal
 from shaping.model.observations import ClassCounters, InterfaceCounters

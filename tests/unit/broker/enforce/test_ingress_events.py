@@ -9,11 +9,11 @@ from msgspec.structs import replace
 
 from broker.enforce.inbound_rules import InboundRules
 from broker.enforce.ingress import IngressTrees
+from broker.events.log import open_log
 from broker.law.decide import decide
 from broker.law.state import State
 from broker.model.values import Measurements
 from broker.policy.toml import load
-from broker.process.log import open_log
 from shaping.journal import Journal
 from shaping.netlink.link_events import LinkChanges
 from shaping.shaper import Shaper

@@ -10,7 +10,7 @@ import pytest
 
 from broker.enforce import reclassify
 from broker.enforce.reclassify import HASTENED_SHARE, HASTENED_SLICE_S, Reclassifier
-from broker.process.log import open_log
+from broker.events.log import open_log
 from shaping.model.shapes import Rule
 
 RULE = Rule("storage", cgroup="service")

@@ -11,6 +11,7 @@ import pytest
 from broker.enforce.egress import EgressTrees
 from broker.enforce.interfaces import ShapedInterfaces
 from broker.enforce.shapes import shape_of
+from broker.events.log import open_log
 from broker.law.decide import decide
 from broker.law.sharing.gso import PIECE_BYTES_MAX, PIECE_S_MAX, STEADY, choose
 from broker.law.state import State
@@ -18,7 +19,6 @@ from broker.measure.interfaces import Links
 from broker.model.values import Allocation, InterfaceSample, Measurements, SegmentAllocation
 from broker.policy.toml import ConfigurationErrors, load
 from broker.policy.types import Policy
-from broker.process.log import open_log
 from shaping.journal import Journal
 from shaping.shaper import Shaper
 from shaping.testing import FakeKernel

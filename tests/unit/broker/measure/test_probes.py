@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from broker.events.log import open_log
 from broker.measure.probes import LEAST_S, EchoReply, Probes
 from broker.policy.types import ProbePolicy
-from broker.process.log import open_log
 
 TARGET, RTT_S, LATER_S = "10.0.0.7", 0.02, 0.1
 

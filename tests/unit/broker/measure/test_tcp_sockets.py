@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 
 from broker.enforce.socket_marks import CLASS_OF_PRIORITY
+from broker.events.log import open_log
 from broker.measure import sockets
 from broker.measure.budget import CpuBudget
 from broker.measure.flow_table import FlowTable
@@ -15,7 +16,6 @@ from broker.measure.port_classes import PortClasses
 from broker.measure.sockets import ALL_MAX, ASKED_MAX, BRINGING_MAX, FOLLOWED_MAX, LIST_S, TcpWatch
 from broker.measure.tcp_diag import TcpConnection
 from broker.policy.toml import load
-from broker.process.log import open_log
 
 MATCHING = PortClasses(
     load(

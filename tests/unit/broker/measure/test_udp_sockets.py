@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from broker.enforce.socket_marks import CLASS_OF_PRIORITY
+from broker.events.log import open_log
 from broker.measure.port_classes import PortClasses
 from broker.measure.sockets import UDP_SENT_S, UDP_SHOWN_MAX, UdpWatch
 from broker.measure.tcp_diag import SockDiagError, UdpSocket
 from broker.policy.toml import load
-from broker.process.log import open_log
 
 MATCHING = PortClasses(
     load('version = 1\n[[interface]]\nname = "eth0"\n[class.storage]\nmatch = [{ port = 22000 }]\n'), CLASS_OF_PRIORITY

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 from status_documents import snapshot
 
-from broker.api.snapshot import Snapshot
+from broker.api.documents.snapshot import Snapshot
 from broker.model.values import ClassSample
 from broker.page import history
 from broker.page.history import GAP_S_MAX, IDLE_S_MIN, SERIES_MAX, SPANS, History, Span

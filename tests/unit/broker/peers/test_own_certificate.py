@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
+from broker.events.log import open_log
 from broker.peers.own_certificate import CA_WARN_DAYS, LOOK_S, WARN_DAYS, OwnCertificate
 from broker.policy.types import PeersPolicy
-from broker.process.log import open_log
 from hive_qos.errors import ConfigurationError
 from transport.identity import ConfiguredIdentity, ca_init, ca_issue, ca_revoke, ca_rotate
 

@@ -12,10 +12,10 @@ import pytest
 
 from broker.enforce import cgroups
 from broker.enforce.socket_marks import SocketMarks
+from broker.events.log import open_log
 from broker.measure.flow_table import FlowTable, PassedSocket
 from broker.model.connection_report import ConnectionReport, Endpoint
 from broker.model.values import Credit
-from broker.process.log import open_log
 from broker.process.rights import Authority, Peer
 from broker.sessions.burst_table import BurstTable
 from broker.sessions.job_table import JobTable

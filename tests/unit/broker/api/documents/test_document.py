@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from rich.console import Console
 from status_documents import POLICY, snapshot, status
 
-from broker.api.metrics import metrics
-from broker.api.snapshot import SessionInfo, Snapshot
+from broker.api.documents.metrics import metrics
+from broker.api.documents.snapshot import SessionInfo, Snapshot
 from broker.cli.show.status_table import render
 from broker.daemon.publish import destination_reports
 from broker.enforce.socket_marks import JOB_LEAVES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.api.log import log_question, recent_log
-from broker.process.recent_events import KEPT, VALUE_MAX, RecentEvents
+from broker.events.recent import KEPT, VALUE_MAX, RecentEvents
 
 
 def test_however_much_happens_as_it_should_a_warning_stays() -> None:

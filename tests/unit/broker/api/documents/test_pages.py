@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from broker.api import pages
-from broker.api.pages import DESCRIPTION, PATHS, Pages, encoded
-from broker.api.schema import Flows, UdpFlow
-from broker.api.snapshot import Snapshot
+from broker.api.documents import pages
+from broker.api.documents.pages import DESCRIPTION, PATHS, Pages, encoded
+from broker.api.documents.schema import Flows, UdpFlow
+from broker.api.documents.snapshot import Snapshot
 
 
 class Line(Struct):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.api.limits import RETURNS_S, LimitHistory
+from broker.api.documents.limits import RETURNS_S, LimitHistory
 from broker.model.reasons import Reason
 
 KEY = ("eth0", "storage")

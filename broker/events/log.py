@@ -1,8 +1,8 @@
 """The daemon's log, through structlog: one line an event, `EVENT key=value …`, on standard error.
 
 The journal gets each line with its syslog priority; a terminal gets colours; a file or a pipe gets time and level.
-Each event is also kept for `hive-qos log` (`broker.process.recent_events`), debug events too.
-`broker.process.events` lists all events. Text from outside (names of jobs, clients, interfaces) is escaped, so that
+Each event is also kept for `hive-qos log` (`broker.events.recent`), debug events too.
+`broker.events.catalogue` lists all events. Text from outside (names of jobs, clients, interfaces) is escaped, so that
 nobody can forge a line or send escape codes to a terminal.
 
 A user of the broker can cause an event again and again. Such events carry `uid`, and one event of one user is limited
@@ -22,8 +22,8 @@ from typing import Any, Final, Protocol, TextIO, cast
 
 import structlog
 
+from broker.events.recent import RecentEvents
 from broker.model.token_bucket import TokenBucket
-from broker.process.recent_events import RecentEvents
 from hive_qos.text import printable
 
 PRIORITY: Final = {"error": 3, "warning": 4, "info": 6, "debug": 7}

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Mapping
 
 from msgspec import Struct, field
 
-from broker.api.window_average import Average, Averages
+from broker.api.documents.window_average import Average, Averages
 from broker.law.decision import Decision
 from broker.law.sharing.demand import BACKLOG_BYTES_MIN
 from broker.measure.tcp_diag import TcpConnection

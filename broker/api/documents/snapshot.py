@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct, field
 
-from broker.api.class_averages import NOTHING_YET, AveragesSnapshot
+from broker.api.documents.class_averages import NOTHING_YET, AveragesSnapshot
 from broker.law.capacity.quorum import DestinationReport
 from broker.law.decision import Decision
 from broker.measure.flow_table import PassedSocket
@@ -106,7 +106,7 @@ class Snapshot(Struct, frozen=True):
 
     Of `tcp_connections` in all, `tcp` are those that are shown; `udp` sockets that are, each with whether something of
     it was seen waiting lately; `origins` says by inode whose they are; `leaves` of jobs as `tc` names them;
-    `destinations` by interface what they report of the path; `lasting` how long each of `broker.api.limits` has lasted;
+    `destinations` by interface what they report of the path; `lasting` how long each limit (`limits`) has lasted;
     `wall_s` when all this was, in seconds since 1970.
     """
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct, field
 
-from broker.api.window_average import Average
+from broker.api.documents.window_average import Average
 from broker.law.sharing.demand import BACKLOG_BYTES_MIN, SENDING_BITS_PER_S
 from broker.law.sharing.guarantee import AT_RISK
 from broker.law.sharing.promises import LENDER

@@ -12,8 +12,8 @@ from typing import Any, Final, Literal, TypeVar
 from msgspec import Struct, field
 from msgspec.structs import asdict
 
-from broker.api.programs import Program
-from broker.api.snapshot import ConfigurationInfo, DaemonInfo, SessionInfo
+from broker.api.documents.programs import Program
+from broker.api.documents.snapshot import ConfigurationInfo, DaemonInfo, SessionInfo
 from broker.law.capacity.quorum import DestinationReport
 from broker.measure.flow_table import PassedSocket
 from broker.model.leases import Hold, Lease

@@ -6,8 +6,8 @@ import io
 
 import pytest
 
-from broker.process.log import KINDS_MAX, LINES_AT_ONCE, LINES_PER_S, TEXT_MAX, LineLimit, Log, make_log
-from broker.process.recent_events import RecentEvents
+from broker.events.log import KINDS_MAX, LINES_AT_ONCE, LINES_PER_S, TEXT_MAX, LineLimit, Log, make_log
+from broker.events.recent import RecentEvents
 
 
 class Terminal(io.StringIO):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from broker.api.programs import Program, busiest
+from broker.api.documents.programs import Program, busiest
 
 RSYNC = Program(4820, "rsync", 0, "storage", "tcp", "10.0.0.9", None, 1, 3_000_000, 0, "measured")
 SYNCTHING = Program(912, "syncthing", 1000, "other", "udp", None, 22000, 1, None, None, "unknown")

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 
-from broker.api import verdicts
-from broker.api.snapshot import Lasting, Snapshot
-from broker.api.window_average import Average
+from broker.api.documents import verdicts
+from broker.api.documents.snapshot import Lasting, Snapshot
+from broker.api.documents.window_average import Average
 from broker.law.sharing.promises import LENDER
 from broker.model.reasons import Reason
 from broker.model.values import FlowSample, InterfaceAllocation

@@ -1,4 +1,4 @@
-"""The status document (`broker.api.schema.Status`), made from a snapshot. Pure."""
+"""The status document (`broker.api.documents.schema.Status`), made from a snapshot. Pure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from broker.api import verdicts
-from broker.api.flows import flow_list, program_list
-from broker.api.limits import limits, link_figures
-from broker.api.programs import SHOWN_MAX as PROGRAMS_SHOWN_MAX
-from broker.api.schema import (
+from broker.api.documents import verdicts
+from broker.api.documents.flows import flow_list, program_list
+from broker.api.documents.limits import limits, link_figures
+from broker.api.documents.programs import SHOWN_MAX as PROGRAMS_SHOWN_MAX
+from broker.api.documents.schema import (
     BurstStatus,
     ClassStatus,
     DestinationStatus,
@@ -29,8 +29,8 @@ from broker.api.schema import (
     Status,
     made,
 )
-from broker.api.snapshot import Snapshot
-from broker.api.window_average import Average
+from broker.api.documents.snapshot import Snapshot
+from broker.api.documents.window_average import Average
 from broker.law.sharing import deadlines
 from broker.law.sharing.promises import LENDER
 from broker.law.sharing.storage_needs import needed_bits_per_s

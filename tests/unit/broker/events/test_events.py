@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-from broker.process.events import EVENTS
+from broker.events.catalogue import EVENTS
 
 BROKER = Path(__file__).parents[4] / "broker"
 LEVELS = {"debug", "info", "warning", "error"}
@@ -32,7 +32,7 @@ def calls() -> list[tuple[str, str, frozenset[str]]]:
 def test_every_log_call_is_in_the_table_with_its_level_and_its_keys() -> None:
     found: dict[str, set[str]] = defaultdict(set)
     for event, level, keys in calls():
-        assert event in EVENTS, f"{event} has no line in broker/process/events.py"
+        assert event in EVENTS, f"{event} has no line in broker/events/catalogue.py"
         assert level == EVENTS[event].level, event
         found[event] |= keys
     assert {event: set(about.keys) for event, about in EVENTS.items()} == found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.api.window_average import Average, Averages
+from broker.api.documents.window_average import Average, Averages
 
 WINDOW_S = 60.0
 

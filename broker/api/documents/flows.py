@@ -13,11 +13,11 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from broker.api import programs
-from broker.api.class_averages import AveragesSnapshot
-from broker.api.programs import Program
-from broker.api.schema import ConnectionFlow, Flow, ProbeFlow, SocketFlow, TcpFlow, UdpFlow
-from broker.api.snapshot import Snapshot
+from broker.api.documents import programs
+from broker.api.documents.class_averages import AveragesSnapshot
+from broker.api.documents.programs import Program
+from broker.api.documents.schema import ConnectionFlow, Flow, ProbeFlow, SocketFlow, TcpFlow, UdpFlow
+from broker.api.documents.snapshot import Snapshot
 from broker.measure.socket_owners import NOBODY, SocketOwner
 from broker.measure.tcp_diag import TcpConnection, UdpSocket
 from broker.model.reasons import Reason

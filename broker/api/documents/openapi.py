@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
-from broker.api.schema import Done, Error, Flows, RecentLog, Status, UsageReport
+from broker.api.documents.schema import Done, Error, Flows, RecentLog, Status, UsageReport
+from broker.events.recent import LEVELS
 from broker.model.usage import GROUPS
 from broker.policy.settings import KEYS, PAUSE_S_MAX, SETTING_S_MAX, SETTINGS_MAX
 from broker.policy.types import TRIAL_S_MAX, TRIAL_S_MIN, Policy
-from broker.process.recent_events import LEVELS
 from hive_qos import __version__
 
 _TEXT = {"type": "string"}

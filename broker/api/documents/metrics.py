@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from broker.api.document import outline
-from broker.api.schema import OutboundStatus
-from broker.api.snapshot import Snapshot
+from broker.api.documents.schema import OutboundStatus
+from broker.api.documents.snapshot import Snapshot
+from broker.api.documents.status import outline
 from hive_qos import __version__
 from hive_qos.text import printable
 

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 from status_documents import snapshot, status
 
-from broker.api.snapshot import HoldsInfo, SessionInfo, Snapshot
+from broker.api.documents.snapshot import HoldsInfo, SessionInfo, Snapshot
 from broker.daemon.publish import destination_reports
 from broker.law.decide import decide
 from broker.law.state import State

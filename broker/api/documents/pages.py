@@ -13,12 +13,12 @@ from typing import Any, Final
 
 import msgspec
 
-from broker.api.document import document
-from broker.api.flows import flow_list
-from broker.api.metrics import metrics
-from broker.api.openapi import description
-from broker.api.schema import Flows
-from broker.api.snapshot import Snapshot
+from broker.api.documents.flows import flow_list
+from broker.api.documents.metrics import metrics
+from broker.api.documents.openapi import description
+from broker.api.documents.schema import Flows
+from broker.api.documents.snapshot import Snapshot
+from broker.api.documents.status import document
 
 JSON, PROMETHEUS = "application/json", "text/plain; version=0.0.4; charset=utf-8"
 

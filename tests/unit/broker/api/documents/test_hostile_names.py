@@ -12,12 +12,13 @@ import pytest
 from rich.console import Console
 from status_documents import status
 
-from broker.api.document import document
-from broker.api.metrics import metrics
-from broker.api.pages import encoded
-from broker.api.snapshot import DaemonInfo, SessionInfo, Snapshot
+from broker.api.documents.metrics import metrics
+from broker.api.documents.pages import encoded
+from broker.api.documents.snapshot import DaemonInfo, SessionInfo, Snapshot
+from broker.api.documents.status import document
 from broker.cli.show.status_table import render
 from broker.enforce.device_stack import misplaced
+from broker.events.log import open_log
 from broker.law.decide import decide
 from broker.law.state import State
 from broker.measure import socket_owners
@@ -25,7 +26,6 @@ from broker.measure.socket_owners import CgroupPaths, SocketOwner, SocketOwners
 from broker.measure.tcp_diag import TcpConnection
 from broker.model.values import Alarm, InterfaceSample, Measurements
 from broker.policy.toml import load
-from broker.process.log import open_log
 from broker.sessions.messages import Hello
 
 POLICY = load('version = 1\n[[interface]]\nname = "eth0"\negress = "40 Mbit/s"\n')

@@ -7,8 +7,8 @@ import re
 from msgspec.structs import replace
 from status_documents import snapshot
 
-from broker.api.metrics import ALARMS_MAX, JOBS_MAX, METRICS, metrics
-from broker.api.snapshot import Snapshot
+from broker.api.documents.metrics import ALARMS_MAX, JOBS_MAX, METRICS, metrics
+from broker.api.documents.snapshot import Snapshot
 from broker.model.values import Alarm
 
 UNITS = ("_bytes", "_bytes_per_second", "_bytes_total", "_seconds_total", "_ratio")

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from broker.api import verdicts
-from broker.api.verdicts import LinkFigures
-from broker.api.window_average import Average
+from broker.api.documents import verdicts
+from broker.api.documents.verdicts import LinkFigures
+from broker.api.documents.window_average import Average
 from broker.model.reasons import Reason
 from broker.model.values import ClassAllocation, DestinationAllocation, FlowSample, InterfaceAllocation, JobAllocation
 
