@@ -18,9 +18,6 @@ from transport.engine.base import ConnectionStatistics, Engine
 from transport.mesh.one_way_delay import InboundDelay, OneWayDelay, OutboundDelay
 from transport.mesh.sockets import Sockets
 
-WIRE_PER_PAYLOAD = 1.06
-"""What a class' counter has for a byte of a tensor: frames of 1494 bytes carry 1413, beside headers of messages and
-acknowledgements. Measured for every algorithm and codec (tests/loopback/groups/test_transport_announced_bytes.py)."""
 REPORT_S = 0.1
 """The broker decides ten times a second."""
 ACTIVE_BYTES, ACTIVE_S = 3_000, 2.0
@@ -69,6 +66,10 @@ class BrokerSession:
     def collective_begins(self, now_s: float, collective: Hashable, bytes_by_destination: Mapping[str, int]) -> None:
         """A collective begins that sends so many bytes of payload to each address. From any thread.
 
+        The broker counts frames, 1.06 bytes for one of payload. So it sees all that was announced a little before the
+        last packet leaves, and lets storage send again. Where less is sent than was announced, it waits for the report
+        of the end, 50 ms longer.
+
         Whatever this raises, an interrupt among it: `collective_ends` is to be called.
         """
         with self._announcing:
@@ -77,10 +78,7 @@ class BrokerSession:
                 return
             self._session.announce(
                 step=announcement.step,
-                bytes_by_destination={
-                    address: round(WIRE_PER_PAYLOAD * size)
-                    for address, size in announcement.bytes_by_destination.items()
-                },
+                bytes_by_destination=announcement.bytes_by_destination,
                 deadline_s=announcement.deadline_s,
                 next_s=announcement.next_s,
             )

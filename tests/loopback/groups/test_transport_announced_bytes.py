@@ -22,7 +22,9 @@ RANKS = 4
 ELEMS = 500_000
 AROUND_DATAGRAM_BYTES = 8 + 20 + 14
 """UDP, IPv4 and Ethernet, which the class' counter of the broker has, too."""
-WITHIN = 0.05
+SENT_PER_ANNOUNCED = (1.0, 1.1)
+"""Frames of 1494 bytes carry 1413 of payload, beside headers of messages and acknowledgements: 1.06. Never less than is
+announced: the broker would take the burst for unfinished until its end is reported."""
 SETTINGS = Settings(listen="127.0.0.1", job_secret=b"secret of the test")
 
 
@@ -101,7 +103,8 @@ def shares(ranks: Ranks, body: Callable[[Group], Any]) -> list[float]:
 
 
 def is_within(found: list[float]) -> bool:
-    return all(abs(share - 1) < WITHIN for share in found)
+    least, most = SENT_PER_ANNOUNCED
+    return all(least <= share <= most for share in found)
 
 
 SUMS = [(name, "") for name in ALGORITHMS[Operation.ALLREDUCE]]

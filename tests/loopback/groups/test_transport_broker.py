@@ -60,8 +60,8 @@ def test_a_group_registers_its_sockets_announces_bursts_and_reports_measurements
     assert len(set(broker.ports)) == 2
     first, second = broker.wait_for("burst", count=2)
     # Each of two ranks sends half of the 400 kB as its contribution and the other half as its result, beside headers.
-    assert (first["bytes"], first["step"], first["job"]) == ({"127.0.0.1": 424_000}, 1, "j")
-    assert (second["bytes"], second["step"]) == ({"127.0.0.1": 424_000}, 2)
+    assert (first["bytes"], first["step"], first["job"]) == ({"127.0.0.1": 400_000}, 1, "j")
+    assert (second["bytes"], second["step"]) == ({"127.0.0.1": 400_000}, 2)
     connection = broker.wait_for("report")[-1]["connections"][0]
     assert connection["class"] == "compute"
     assert connection["peer"].startswith("127.0.0.1:")
