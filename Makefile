@@ -75,7 +75,7 @@ coverage: setup ## Lines that unit and loopback tests reach, in out/coverage; CO
 	@bash tools/coverage.sh $(BIN)/python $(COVERAGE)
 
 ##@ At night
-.PHONY: nightly test-native test-torch fuzz sanitize sanitize-address sanitize-thread sanitize-faults test-pythons test-kernels test-page test-storage test-chart test-image test-deb audit
+.PHONY: nightly test-law test-native test-torch fuzz sanitize sanitize-address sanitize-thread sanitize-faults test-pythons test-kernels test-page test-storage test-chart test-image test-deb audit
 nightly: setup ## All below, a short benchmark, unstable tests, in hours; NIGHTLY="fuzz bench" for less
 	@$(BIN)/python -m tools.nightly $(NIGHTLY)
 
@@ -84,6 +84,9 @@ NATIVE_LAB := $(wildcard tests/lab/engines/test_*.py tests/lab/daemon/test_engin
 
 test-native: setup ## Engines, transport and torch over the native engine, and over mixed pairs
 	HIVE_TEST_NATIVE=1 $(BIN)/python -m tools.suite tests/loopback $(NATIVE_LAB)
+
+test-law: setup ## Every goal of the law on simulated links, for who changes it, in three minutes
+	$(BIN)/python -m pytest -m "law or not law" tests/unit/broker/law
 
 test-torch: setup ## PyTorch's own distributed tests beside Gloo, Lightning, Accelerate, in ten minutes
 	@$(BIN)/python -c 'import accelerate, lightning' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check \

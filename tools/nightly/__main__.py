@@ -22,6 +22,7 @@ MAKE = ("make", "--no-print-directory", "--keep-going")
 """`--keep-going` has every part of a target run, also after one that failed."""
 
 STEPS: Mapping[str, Sequence[str]] = {
+    "law": (*MAKE, "test-law"),
     "native": (*MAKE, "test-native"),
     "torch": (*MAKE, "test-torch"),
     "fuzz": (*MAKE, "fuzz"),

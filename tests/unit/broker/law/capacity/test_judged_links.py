@@ -1,6 +1,11 @@
-"""The capacity law on every simulated link that it is judged by (judged_links has the links and the goals)."""
+"""The capacity law on every simulated link that it is judged by (judged_links has the links and the goals).
+
+Those that take ten seconds are marked `law`: `make test-law` runs them, for who changes the law, and every night.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import pytest
 from changing_link import Changing
@@ -11,8 +16,23 @@ from seeds import assert_most, over_seeds
 from broker.law.recording import replay
 from broker.policy.toml import load
 
+LONG = {
+    "large windows", "small windows", "late probes, twice", "half", "declining", "late hosts", "late probes",
+    "unannounced", "slow 20",
+}  # fmt: skip
 
-@pytest.mark.parametrize("name", [name for name, scenario in SCENARIOS.items() if scenario.goals])
+
+def judged() -> Iterator[object]:
+    for name, scenario in SCENARIOS.items():
+        if scenario.goals:
+            yield pytest.param(name, marks=[pytest.mark.law] if name in LONG else [])
+
+
+def test_the_long_ones_are_among_them() -> None:
+    assert set(SCENARIOS) >= LONG
+
+
+@pytest.mark.parametrize("name", list(judged()))
 def test_the_law_keeps_its_goals(name: str) -> None:
     scenario = SCENARIOS[name]
     found = over_seeds(scenario.seeds, scenario.run)

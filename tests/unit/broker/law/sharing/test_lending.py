@@ -147,6 +147,7 @@ def test_where_the_bottleneck_is_elsewhere_announcing_beats_priority_alone() -> 
     assert_most(of_left, 1, at_least=0.85)
 
 
+@pytest.mark.law
 def test_where_the_bottleneck_elsewhere_jumps_announcing_beats_measuring_alone() -> None:
     """The 95th percentile of steps: a queue that a fall leaves elsewhere is not fed while training waits in it. Of
     20 seeds 7 gain less than a tenth: where measuring alone is lucky with the place of the jumps, it is as good."""
