@@ -1,8 +1,9 @@
 """Well-known storage programs by name: `programs = ["syncthing", "rsync"]` finds their ports and systemd units.
 
-A port stands here where no other usual program has it: MinIO's 9000, the REST server's 8000 and SeaweedFS's 9333 do
-not, nor the hundreds of Ceph's OSDs and GlusterFS's bricks. These are found by their units. A rule on a port finds both
-ends, TCP and UDP (QUIC), IPv4 and IPv6; that on a unit finds all sockets of its processes. Pure.
+A port stands here where no other usual program has it: MinIO's 9000, the REST server's 8000, SeaweedFS's 9333 and
+Bacula's 9101 to 9103 (Prometheus exporters have 9100 and up) do not, nor the hundreds of Ceph's OSDs and GlusterFS's
+bricks. These are found by their units. A rule on a port finds both ends, TCP and UDP (QUIC), IPv4 and IPv6; that on a
+unit finds all sockets of its processes. `hive-qos init` knows a host's programs by their units and processes. Pure.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ class KnownProgram:
         what: what it is, in a few words.
         ports: of its protocol, where nobody else uses them (IANA's registry, or the program's own documents).
         units: names of systemd units, as its packages and documents have them; one of a template without its instance.
+        processes: names that the kernel shows (15 bytes at most) of those that move the data.
     """
 
     what: str
     ports: tuple[int, ...] = ()
     units: tuple[str, ...] = ()
+    processes: tuple[str, ...] = ()
 
     @property
     def cgroups(self) -> tuple[str, ...]:
@@ -50,21 +53,24 @@ def _escaped(name: str) -> str:
 KNOWN_PROGRAMS: Final[Mapping[str, KnownProgram]] = {
     "bacula": KnownProgram(
         "Bacula, Bareos",
-        (9102, 9103),
+        (),
         ("bacula-fd.service", "bacula-sd.service", "bareos-filedaemon.service", "bareos-storage.service"),
+        ("bacula-fd", "bacula-sd", "bareos-fd", "bareos-sd"),
     ),
-    "borg": KnownProgram("BorgBackup, over SSH", (), ("borgmatic.service", "borgbackup.service")),
-    "ceph": KnownProgram("Ceph's monitors and OSDs", (3300, 6789), ("ceph-osd@.service",)),
+    "borg": KnownProgram("BorgBackup, over SSH", (), ("borgmatic.service", "borgbackup.service"), ("borg",)),
+    "ceph": KnownProgram("Ceph's monitors and OSDs", (3300, 6789), ("ceph-osd@.service",), ("ceph-osd",)),
     "drbd": KnownProgram("DRBD's first two resources", (7788, 7789)),
-    "garage": KnownProgram("Garage's S3 and RPC", (3900, 3901), ("garage.service",)),
-    "glusterfs": KnownProgram("GlusterFS", (24007,), ("glusterd.service", "glusterfsd.service")),
+    "garage": KnownProgram("Garage's S3 and RPC", (3900, 3901), ("garage.service",), ("garage",)),
+    "glusterfs": KnownProgram("GlusterFS", (24007,), ("glusterd.service", "glusterfsd.service"), ("glusterfsd",)),
     "iscsi": KnownProgram("iSCSI", (3260,)),
-    "kopia": KnownProgram("Kopia's server", (51515,), ("kopia.service",)),
-    "lsyncd": KnownProgram("Lsyncd", (), ("lsyncd.service",)),
-    "minio": KnownProgram("MinIO", (), ("minio.service",)),
-    "nfs": KnownProgram("NFS 4", (2049,)),
-    "proxmox-backup": KnownProgram("Proxmox Backup Server", (8007,), ("proxmox-backup-proxy.service",)),
-    "rclone": KnownProgram("rclone", (), ("rclone.service", "rclone@.service")),
+    "kopia": KnownProgram("Kopia's server", (51515,), ("kopia.service",), ("kopia",)),
+    "lsyncd": KnownProgram("Lsyncd", (), ("lsyncd.service",), ("lsyncd",)),
+    "minio": KnownProgram("MinIO", (), ("minio.service",), ("minio",)),
+    "nfs": KnownProgram("NFS 4", (2049,), (), ("nfsd",)),
+    "proxmox-backup": KnownProgram(
+        "Proxmox Backup Server", (8007,), ("proxmox-backup-proxy.service",), ("proxmox-backup-",)
+    ),
+    "rclone": KnownProgram("rclone", (), ("rclone.service", "rclone@.service"), ("rclone",)),
     "restic": KnownProgram(
         "restic and its REST server",
         (),
@@ -75,17 +81,21 @@ KNOWN_PROGRAMS: Final[Mapping[str, KnownProgram]] = {
             "rest-server.service",
             "restic-rest-server.service",
         ),
+        ("restic", "rest-server"),
     ),
-    "rsync": KnownProgram("rsync's daemon", (873,), ("rsync.service", "rsyncd.service")),
-    "samba": KnownProgram("SMB", (445,), ("smbd.service", "smb.service")),
-    "seaweedfs": KnownProgram("SeaweedFS", (), ("seaweedfs.service", "weed.service", "weed-volume.service")),
-    "syncthing": KnownProgram("Syncthing, TCP and QUIC", (22000,), ("syncthing@.service", "syncthing.service")),
+    "rsync": KnownProgram("rsync's daemon", (873,), ("rsync.service", "rsyncd.service"), ("rsync",)),
+    "samba": KnownProgram("SMB", (445,), ("smbd.service", "smb.service"), ("smbd",)),
+    "seaweedfs": KnownProgram("SeaweedFS", (), ("seaweedfs.service", "weed.service", "weed-volume.service"), ("weed",)),
+    "syncthing": KnownProgram(
+        "Syncthing, TCP and QUIC", (22000,), ("syncthing@.service", "syncthing.service"), ("syncthing",)
+    ),
     "urbackup": KnownProgram(
         "UrBackup",
         (35621, 35623),
         ("urbackupclientbackend.service", "urbackupsrv.service"),
+        ("urbackupclientb", "urbackupsrv"),
     ),
-    "zrepl": KnownProgram("zrepl", (), ("zrepl.service",)),
+    "zrepl": KnownProgram("zrepl", (), ("zrepl.service",), ("zrepl",)),
 }
 """By the name that `programs` takes. A database that replicates, such as etcd, is no storage in this sense."""
 

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import textwrap
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -70,8 +71,8 @@ def init(
         raise ConfigurationError(
             "interface",
             None,
-            "this host has no default route, so no uplink was found; connect it, or copy an example: "
-            "examples/config in the repository",
+            "this host has no default route, so no uplink was found; connect it, or copy an example from "
+            "/usr/share/doc/hive-qos/examples, or examples/config of the sources",
         )
     for line in _findings(found):
         typer.echo(line, err=True)
@@ -113,7 +114,8 @@ def _findings(found: Survey) -> list[str]:
     for uplink in found.uplinks:
         driver = f"; its driver says {format_rate(uplink.driver_bits_per_s)}" if uplink.driver_bits_per_s else ""
         lines.append(f"uplink {printable(uplink.name)}: {uplink.why}{driver}")
-    storage = ", ".join(sorted({what.partition(",")[0] for _, what in found.storage})) or "none found"
+    storage = ", ".join(sorted({name for name, _ in found.programs} | {name for _, name in found.storage}))
+    storage = storage or "none found"
     lines.append(f"storage programs: {storage}; GPU: {found.gpu or 'none found'}; time zone {found.timezone}")
     return [*lines, *found.notes]
 
@@ -165,7 +167,7 @@ def configuration(found: Survey, answers: Answers) -> str:
     parts += [_interface(uplink, answers.rates[uplink.name]) for uplink in found.uplinks]
     parts += [_comment(note) for note in found.notes]
     gpu = f"This host has {found.gpu}: training is expected." if found.gpu else "No GPU was found here."
-    parts.append(_CLASSES.format(gpu=_comment(gpu), storage=_rules(found)))
+    parts.append(_CLASSES.format(gpu=_comment(gpu), programs=_programs(found), storage=_rules(found)))
     if answers.people:
         parts.append(_PEOPLE.format(begin=_ENDS_OF_DAY[0], end=_ENDS_OF_DAY[1], timezone=found.timezone))
     return "\n".join(part.strip("\n") + "\n" for part in parts)
@@ -195,11 +197,25 @@ def _interface(uplink: Uplink, rate: str) -> str:
     return "\n".join(lines)
 
 
+def _programs(found: Survey) -> str:
+    """Known programs with what shows each; rsync's own protocol is storage everywhere."""
+    shown = {"rsync": "its own protocol", **dict(found.programs)}
+    return _commented((json.dumps(name), what) for name, what in sorted(shown.items()))
+
+
 def _rules(found: Survey) -> str:
-    rules = [*found.storage, ("{ dscp = 1 }", "LE, RFC 8622, as replication marks itself")]
-    rules.insert(0, ("{ port = 873 }", "rsync's own protocol"))
-    width = max(len(rule) for rule, _ in rules) + 1
-    return "\n".join(f"  {rule + ',':<{width}}  # {what}" for rule, what in rules)
+    services = (
+        (f"{{ cgroup = {json.dumps(cgroup, ensure_ascii=False)} }}", f"{name} runs there")
+        for cgroup, name in found.storage
+    )
+    return _commented([*services, ("{ dscp = 1 }", "LE, RFC 8622, as replication marks itself")])
+
+
+def _commented(entries: Iterable[tuple[str, str]]) -> str:
+    """Entries of a list in TOML, a line each, with a comment."""
+    lines = list(entries)
+    width = max(len(entry) for entry, _ in lines) + 1
+    return "\n".join(f"  {entry + ',':<{width}}  # {what}" for entry, what in lines)
 
 
 def _comment(text: str) -> str:
@@ -209,7 +225,8 @@ def _comment(text: str) -> str:
 _HEAD = """
 #:schema {schema}
 # Written by `hive-qos init`. After a change: hive-qos check, hive-qos plan, hive-qos apply.
-# Everything that is not here has its default; docs/reference/configuration.md has every key.
+# Everything that is not here has its default; docs/reference/configuration.md has every key
+# (below /usr/share/doc/hive-qos, or in the sources).
 version = 1
 """
 _CLASSES = """
@@ -223,6 +240,10 @@ guarantee = "60 %"
 # Other programs: hive-qos run --class storage -- PROGRAM
 [class.storage]
 guarantee = "20 %"
+# By ports and systemd units:
+programs = [
+{programs}
+]
 match = [
   {{ cgroup = "hive.slice/hive-storage.slice" }},
 {storage}

@@ -7,31 +7,14 @@ out, and the written file says so.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from broker.enforce.device_stack import Layers, read
+from broker.policy.known_programs import KNOWN_PROGRAMS
 
-STORAGE_UNITS = {
-    "smbd": "smbd.service",
-    "rsync": "rsync.service",
-    "syncthing": "syncthing.service",
-    "minio": "minio.service",
-    "glusterfsd": "glusterd.service",
-    "lsyncd": "lsyncd.service",
-    "proxmox-backup-": "proxmox-backup-proxy.service",
-    "bareos-fd": "bareos-filedaemon.service",
-    "bacula-fd": "bacula-fd.service",
-    "urbackupclientb": "urbackupclientbackend.service",
-    "zrepl": "zrepl.service",
-    "ceph-osd": "",
-}
-"""Programs that mostly move files, by the name that the kernel shows (15 bytes), and their unit in Debian."""
-NFS_PORT = 2049
-"""Its server runs in the kernel, outside of every cgroup."""
 RULES_MAX = 16  # a quarter of what a file may have
 _TUNNELS = ("wireguard", "tun", "ppp")
 _SERVICE = re.compile(r"[^/]+\.service$")
@@ -61,7 +44,8 @@ class Survey:
 
     Args:
         uplinks: the best first; empty where there is no default route.
-        storage: match rules in TOML, each with what it is for.
+        programs: known storage programs by the name that `programs` takes, each with what shows that it is here.
+        storage: cgroups of services that run such a program under another name, each with that program.
         gpu: what shows that there is one, "" where nothing does.
         desktop: whether somebody has a screen here.
         timezone: the host's, "UTC" where it names none.
@@ -69,6 +53,7 @@ class Survey:
     """
 
     uplinks: tuple[Uplink, ...]
+    programs: tuple[tuple[str, str], ...] = ()
     storage: tuple[tuple[str, str], ...] = ()
     gpu: str = ""
     desktop: bool = False
@@ -80,13 +65,15 @@ def look_at_host(root: Path = Path("/")) -> Survey:
     """Look at the host whose files lie below `root`."""
     sys = root / "sys/class/net"
     routes = _default_routes(root)
+    programs, services = _storage(root)
     uplinks: dict[str, Uplink] = {}
     for device, families in routes.items():
         found = _uplink(device, families, routes, sys)
         uplinks.setdefault(found.name, found)
     return Survey(
         uplinks=tuple(uplinks.values()),
-        storage=_storage(root),
+        programs=programs,
+        storage=services,
         gpu=_gpu(root),
         desktop=any(_listed(root / "tmp/.X11-unix")) or any((root / "run/user").glob("*/wayland-*")),
         timezone=_timezone(root),
@@ -173,30 +160,37 @@ def _driver_rate(place: Path) -> int | None:
     return int(text) * 1_000_000 if text.isascii() and text.isdigit() and int(text) > 0 else None
 
 
-def _storage(root: Path) -> tuple[tuple[str, str], ...]:
-    """Rules for the storage programs that run here or are installed as services."""
-    rules: dict[str, str] = {}
-    for pid in _listed(root / "proc"):
-        name = _text(root / "proc" / pid / "comm") if pid.isdigit() else ""
-        if name == "nfsd":
-            rules.setdefault(f"{{ port = {NFS_PORT} }}", "NFS, its server runs in the kernel")
-        elif name in STORAGE_UNITS:
-            cgroup = _cgroup(root / "proc" / pid / "cgroup")
-            if cgroup:
-                rules.setdefault(f"{{ cgroup = {json.dumps(cgroup, ensure_ascii=False)} }}", f"{name}, which runs now")
-    for name, unit in STORAGE_UNITS.items():
-        places = (root / folder / unit for folder in ("etc/systemd/system", "usr/lib/systemd/system"))
-        if unit and any(place.exists() for place in places):
-            rules.setdefault(f'{{ cgroup = "system.slice/{unit}" }}', f"{name}, installed as a service")
-    return tuple(rules.items())[:RULES_MAX]
+def _storage(root: Path) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
+    """Storage programs that run here or are installed as services, and other services that run one."""
+    programs: dict[str, str] = {}
+    services: dict[str, str] = {}
+    by_process = {process: name for name, one in KNOWN_PROGRAMS.items() for process in one.processes}
+    for pid in sorted(int(pid) for pid in _listed(root / "proc") if pid.isdigit()):
+        place = root / "proc" / str(pid)
+        name = by_process.get(_text(place / "comm"))
+        if name is None:
+            continue
+        cgroup = _service(place, root)
+        if KNOWN_PROGRAMS[name].ports or cgroup in KNOWN_PROGRAMS[name].cgroups:
+            programs.setdefault(name, "runs now")
+        if cgroup and cgroup not in KNOWN_PROGRAMS[name].cgroups:
+            services.setdefault(cgroup, name)
+    folders = [root / folder for folder in ("etc/systemd/system", "usr/lib/systemd/system")]
+    for name, one in KNOWN_PROGRAMS.items():
+        if any((folder / unit).exists() for unit in one.units for folder in folders):
+            programs.setdefault(name, "installed as a service")
+    return tuple(sorted(programs.items())), tuple(services.items())[:RULES_MAX]
 
 
-def _cgroup(place: Path) -> str:
-    """The cgroup of a service; "" of a program that somebody started by hand: `hive-qos run` is for those.
+def _service(process: Path, root: Path) -> str:
+    """The cgroup of the service that a process is; "" of one that somebody, or a service such as cron, has started.
 
     All services of one template (ceph-osd@3) share a slice: that is named.
     """
-    lines = [line.removeprefix("0::/") for line in _lines(place) if line.startswith("0::/")]
+    parents = [line.split()[1] for line in _lines(process / "status") if line.startswith("PPid:")]
+    if not parents or _text(root / "proc" / parents[0] / "comm") != "systemd":
+        return ""
+    lines = [line.removeprefix("0::/") for line in _lines(process / "cgroup") if line.startswith("0::/")]
     path = lines[0] if lines else ""
     if not path.isprintable() or not _SERVICE.search(path):
         return ""

@@ -13,7 +13,9 @@ from broker.cli.app import app
 from broker.cli.changing import init_command
 from broker.cli.changing.init_command import Answers, configuration
 from broker.cli.changing.survey import Survey, Uplink, look_at_host
+from broker.policy.known_programs import KNOWN_PROGRAMS
 from broker.policy.toml import load
+from broker.policy.types import MatchRule
 
 RUN = CliRunner()
 HEAD = "Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT\n"
@@ -104,21 +106,37 @@ def test_a_vpn_beside_the_uplink_is_noted(host: Host) -> None:
     assert found.notes[0].startswith("wg0: a VPN.")
 
 
-def test_storage_programs_become_rules_on_their_services(host: Host) -> None:
-    host.write("proc/10/comm", "smbd\n").write("proc/10/cgroup", "0::/system.slice/smbd.service\n")
-    host.write("proc/11/comm", "nfsd\n")
-    host.write("proc/12/comm", "ceph-osd\n")
-    host.write("proc/12/cgroup", "0::/system.slice/system-ceph\\x2dosd.slice/ceph-osd@3.service\n")
-    host.write("proc/13/comm", "syncthing\n").write(
-        "proc/13/cgroup", "0::/user.slice/user-1000.slice/session-1.scope\n"
-    )
+def process(host: Host, pid: int, name: str, *, cgroup: str, parent: int = 1) -> None:
+    host.write(f"proc/{pid}/comm", f"{name}\n").write(f"proc/{pid}/cgroup", f"0::/{cgroup}\n")
+    host.write(f"proc/{pid}/status", f"Name:\t{name}\nPPid:\t{parent}\n")
+
+
+def test_storage_programs_are_known_by_their_processes_and_services(host: Host) -> None:
+    process(host, 1, "systemd", cgroup="init.scope", parent=0)
+    process(host, 10, "smbd", cgroup="system.slice/smbd.service")
+    process(host, 11, "nfsd", cgroup="", parent=2)
+    process(host, 12, "ceph-osd", cgroup=r"system.slice/system-ceph\x2dosd.slice/ceph-osd@3.service")
+    process(host, 13, "syncthing", cgroup="user.slice/user-1000.slice/session-1.scope")
+    process(host, 14, "borg", cgroup="user.slice/user-1000.slice/session-1.scope")
     host.write("usr/lib/systemd/system/minio.service")
-    assert set(dict(look_at_host(host.root).storage)) == {
-        '{ cgroup = "system.slice/smbd.service" }',
-        "{ port = 2049 }",
-        '{ cgroup = "system.slice/system-ceph\\\\x2dosd.slice" }',
-        '{ cgroup = "system.slice/minio.service" }',
+    found = look_at_host(host.root)
+    assert dict(found.programs) == {
+        "ceph": "runs now",
+        "minio": "installed as a service",
+        "nfs": "runs now",
+        "samba": "runs now",
+        "syncthing": "runs now",
     }
+    assert found.storage == ()
+
+
+def test_a_service_under_another_name_is_found_by_what_systemd_started_in_it(host: Host) -> None:
+    process(host, 1, "systemd", cgroup="init.scope", parent=0)
+    process(host, 10, "restic", cgroup="system.slice/nightly-copy.service")
+    process(host, 11, "cron", cgroup="system.slice/cron.service")
+    process(host, 12, "rclone", cgroup="system.slice/cron.service", parent=11)
+    found = look_at_host(host.root)
+    assert (found.programs, found.storage) == ((), (("system.slice/nightly-copy.service", "restic"),))
 
 
 def test_a_gpu_and_the_time_zone_are_found(host: Host) -> None:
@@ -136,13 +154,19 @@ def test_an_empty_host_has_no_uplink(tmp_path: Path) -> None:
 def test_what_is_written_is_what_check_accepts(rate: str, people: bool) -> None:
     uplinks = (Uplink("eth0", "a \x1b[31m reason", 10**9, ("IPv4",)), Uplink('we"ird', "b", None, ("IPv6",)))
     found = Survey(
-        uplinks, storage=(('{ cgroup = "system.slice/a\\\\x2db.service" }', "x"),), timezone="UTC", notes=("note",)
+        uplinks,
+        programs=tuple((name, "runs now") for name in KNOWN_PROGRAMS),
+        storage=((r"system.slice/a\x2db.service", "restic"),),
+        timezone="UTC",
+        notes=("note",),
     )
     text = configuration(found, Answers({"eth0": rate, 'we"ird': "auto"}, people=people))
     policy = load(text)
     assert [entry.name for entry in policy.interfaces] == ["eth0", 'we"ird']
     assert policy.interfaces[0].egress_bits_per_s == (None if rate == "auto" else 40_000_000)
     assert len(policy.schedules) == people
+    assert policy.class_policy("storage").programs == tuple(sorted(KNOWN_PROGRAMS))
+    assert MatchRule(cgroup=r"system.slice/a\x2db.service") in policy.class_policy("storage").match
     assert "\x1b" not in text
     assert max(map(len, text.splitlines()[1:])) <= 110
 

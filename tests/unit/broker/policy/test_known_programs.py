@@ -51,6 +51,12 @@ def test_all_known_programs_fit_into_what_a_configuration_and_the_kernel_take() 
     check_rules(rules)
 
 
+def test_a_process_belongs_to_one_program_under_the_name_that_the_kernel_shows() -> None:
+    processes = [process for program in KNOWN_PROGRAMS.values() for process in program.processes]
+    assert len(processes) == len(set(processes))
+    assert max(map(len, processes)) <= 15
+
+
 def test_only_of_a_written_rule_the_absent_cgroup_is_worth_a_word() -> None:
     policy = storage('match = [{ cgroup = "a.slice" }]\nprograms = ["rsync"]')
     assert {rule.cgroup: rule.may_be_absent for rule in rules_of(policy) if rule.cgroup} == {
@@ -63,7 +69,10 @@ def test_only_of_a_written_rule_the_absent_cgroup_is_worth_a_word() -> None:
 def test_no_port_belongs_to_two_programs_nor_to_what_many_others_use() -> None:
     ports = [port for program in KNOWN_PROGRAMS.values() for port in program.ports]
     assert len(ports) == len(set(ports))
-    assert set(ports).isdisjoint({22, 53, 80, 443, 2379, 2380, 3000, 5000, 8000, 8080, 8443, 9000, 9090, 9333})
+    exporters = range(9100, 9104)  # Prometheus' node, HAProxy, StatsD and collectd; Bacula has the same
+    assert set(ports).isdisjoint(
+        {22, 53, 80, 443, 2379, 2380, 3000, 5000, 8000, 8080, 8443, 9000, 9090, 9333, *exporters}
+    )
 
 
 @pytest.mark.parametrize(
