@@ -9,7 +9,7 @@ from broker.api.requests import PolicyRequest
 from broker.policy.settings import SETTINGS_MAX
 
 ACTIONS: Mapping[str, tuple[str, ...]] = {
-    "/v1/reload": ("confirm_s",),
+    "/v1/reload": ("confirm_s", "candidate"),
     "/v1/confirm": (),
     "/v1/rollback": (),
     "/v1/set": ("kind", "name", "set", "for_s"),
@@ -37,6 +37,7 @@ def request_of(path: str, query: str) -> PolicyRequest:
     return PolicyRequest(
         what=path.removeprefix("/v1/"),
         trial_s=_seconds(wanted, "confirm_s"),
+        candidate=_true(wanted, "candidate"),
         for_s=_seconds(wanted, "for_s"),
         kind=wanted.get("kind", [""])[-1],
         name=wanted.get("name", [""])[-1],
@@ -51,3 +52,9 @@ def _seconds(wanted: Mapping[str, list[str]], name: str) -> float | None:
         return float(wanted[name][-1])
     except ValueError:
         raise ValueError(f"{name} is a number of seconds") from None
+
+
+def _true(wanted: Mapping[str, list[str]], name: str) -> bool:
+    if name in wanted and wanted[name][-1] != "true":
+        raise ValueError(f"{name} is true, or left out")
+    return name in wanted

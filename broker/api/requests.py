@@ -33,12 +33,14 @@ class PolicyRequest:
     """One request of a path of `broker.api.actions`. `answers` takes exactly one answer.
 
     Args:
-        trial_s: of a reload, for how long it is on trial. for_s: of a setting or a pause, for how long it holds.
+        trial_s: of a reload, for how long it is on trial. candidate: of the candidate beside the file.
+        for_s: of a setting or a pause, for how long it holds.
         kind, name, texts: of a setting: what it is about, and `KEY=VALUE`, or keys to unset.
     """
 
     what: str
     trial_s: float | None = None
+    candidate: bool = False
     for_s: float | None = None
     kind: str = ""
     name: str = ""

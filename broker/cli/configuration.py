@@ -27,7 +27,7 @@ def read(path: Path) -> str:
     Raises:
         HiveError: it cannot be read, or is no text of a sensible size.
     """
-    from broker.daemon.config_store import read_file
+    from broker.daemon.config_file import read_file
 
     return read_file(path)
 

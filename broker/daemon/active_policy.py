@@ -3,6 +3,7 @@
     start              the store's first policy; the last good one where that cannot be applied
     SIGHUP, reload     the file's policy, or an answer with the reason and the former one
     reload on trial    the same, until `confirm`; without it in time, or by `rollback`, the former one comes back
+    candidate          a reload, or one on trial, of what `hive-qos apply` laid beside the file
     set, unset         settings over the file, until their time is over
     pause              nobody is limited for a while; `resume` and every change of policy end it
 
@@ -99,7 +100,7 @@ class ActivePolicy:
     def _do(self, request: PolicyRequest) -> PolicyAnswer:
         match request.what:
             case "reload":
-                return self.reload(trial_s=request.trial_s)
+                return self.reload(trial_s=request.trial_s, candidate=request.candidate)
             case "confirm":
                 return self._confirm()
             case "rollback":
@@ -115,12 +116,13 @@ class ActivePolicy:
         self._resume()
         return PolicyAnswer(200, "limits are in force again")
 
-    def reload(self, *, trial_s: float | None = None) -> PolicyAnswer:
-        """Take the file's configuration, or give the reason why not."""
+    def reload(self, *, trial_s: float | None = None, candidate: bool = False) -> PolicyAnswer:
+        """Take the file's configuration, or the candidate's, or give the reason why not."""
         self._components.beat(busy=True)  # a busy disk makes long what is synchronised
         self._environment.notifier.reloading(monotonic_us=time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000)
         try:
-            policy, misfit = self._with_settings(self._configurations.next(trial_s=trial_s), reloading=True)
+            found = self._configurations.next(trial_s=trial_s, candidate=candidate)
+            policy, misfit = self._with_settings(found, reloading=True)
             refused = self._replace(policy)
         except (HiveError, OSError, ValueError) as problem:
             answer = PolicyAnswer(422 if _mistaken(problem) else 409, self._configurations.refused(problem))

@@ -3,6 +3,7 @@
     start               the file; the last good one where the file is bad, cannot be applied, or was on trial last time
     reload              the file: kept as the good one once it is in force. A bad one changes nothing
     reload on trial     the same, but the good one stays the good one until `confirm`; without it in time it comes back
+    candidate           as a reload, from beside the file, which it replaces once it is good (`config_file`)
 
 Reading and remembering only: `active_policy` puts a policy in force, and reports here what came of it.
 """
@@ -10,11 +11,8 @@ Reading and remembering only: `active_policy` puts a policy in force, and report
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import json
 import os
-import signal
 import stat
 import time
 import tomllib
@@ -22,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from broker.daemon.config_file import FILE_BYTES_MAX, Candidate
 from broker.events.log import Log
 from broker.model.values import Alarm
 from broker.policy.settings import Setting
@@ -29,8 +28,6 @@ from broker.policy.types import TRIAL_S_MAX, TRIAL_S_MIN, DaemonPolicy, Policy
 from hive_qos.errors import ConfigurationError, HiveError
 from hive_qos.files import write_whole
 
-FILE_BYTES_MAX = 2**20
-"""Some thousand times the longest that the parser's own bounds allow."""
 KEPT_NAME = "configuration.json"
 _KEPT_VERSION = 1
 _KEPT_BYTES_MAX = 8 * FILE_BYTES_MAX
@@ -79,6 +76,8 @@ class ConfigStore:
 
     def __init__(self, source: Source, *, log: Log, clock: Callable[[], float] = time.monotonic) -> None:
         self._source, self._log, self._clock = source, log, clock
+        self._candidate = Candidate(source.file)
+        self._next_is_candidate = self._trial_is_candidate = False
         self._text = ""
         self._alarm: Alarm | None = None
         self._until_s: float | None = None
@@ -126,7 +125,8 @@ class ConfigStore:
         return good
 
     def started(self) -> None:
-        """What was started with is in force: it is the last good one now."""
+        """What was started with is in force: it is the last good one now. What a killed trial left is over."""
+        self._candidate.discard()
         if self._text != self._kept.good:
             self._keep(Kept(good=self._text))
 
@@ -141,16 +141,18 @@ class ConfigStore:
 
     # --- reload --------------------------------------------------------------------------------------------------
 
-    def next(self, *, trial_s: float | None = None) -> Policy:
+    def next(self, *, trial_s: float | None = None, candidate: bool = False) -> Policy:
         """The file's policy, to be put in force; say `taken` or `refused` afterwards.
 
         Args:
             trial_s: for how long it is on trial; None means that it is good as soon as it is in force.
+            candidate: that of the candidate beside the file.
 
         Raises:
             HiveError: the file is bad, or a trial cannot be remembered.
         """
-        self._next_text = self._source.read()
+        self._next_is_candidate = candidate
+        self._next_text = self._candidate.read() if candidate else self._source.read()
         policy = self._source.parse(self._next_text)
         if trial_s is not None:
             if not TRIAL_S_MIN <= trial_s <= TRIAL_S_MAX:
@@ -159,7 +161,8 @@ class ConfigStore:
                 raise ConfigurationError(
                     "confirm", trial_s, "not possible: no former configuration is kept to go back to"
                 )
-            if self._next_text != self._kept.good and not self._keep(replace(self._kept, refused=self._next_text)):
+            remembered = candidate or self._next_text == self._kept.good  # the file is another one: nothing takes it
+            if not remembered and not self._keep(replace(self._kept, refused=self._next_text)):
                 raise ConfigurationError("confirm", trial_s, "not possible: the state directory cannot be written")
         return policy
 
@@ -167,7 +170,13 @@ class ConfigStore:
         """The next one is in force; returns what of that is worth saying."""
         unchanged = self._text == self._next_text
         self._text, self._alarm, self._until_s = self._next_text, None, None
+        self._trial_is_candidate = self._next_is_candidate
         if trial_s is None or self._text == self._kept.good:
+            try:
+                self._install()
+            except OSError as problem:
+                self._candidate.discard()
+                return f"in force, but {self.file} cannot be written: {problem.strerror}; a restart takes what it says"
             if self._keep(Kept(good=self._text)):
                 if trial_s is None:
                     return "taken"
@@ -179,6 +188,10 @@ class ConfigStore:
     def refused(self, problem: Exception) -> str:
         """The next one is not in force, the former one holds; returns the words for it."""
         text = f"not taken, the former one holds: {problem}"
+        if self._next_is_candidate:  # the file says what is in force
+            self._candidate.discard()
+            self._log.error("configuration-rejected", error=_one_line(text))
+            return text
         self._alarm = Alarm(code="configuration-rejected", subject=_FILE, text=_one_line(text))
         self._log.error("configuration-rejected", error=self._alarm.text)
         if self._until_s is not None and self._kept.refused != self._text:
@@ -194,7 +207,12 @@ class ConfigStore:
         """
         if self._until_s is None:
             return False
-        if not self._keep(Kept(good=self._text)):
+        try:
+            self._install()
+        except OSError as problem:
+            why = f"not possible: {self.file} cannot be written: {problem.strerror}"
+            raise ConfigurationError("confirm", "now", why) from problem
+        if not self._keep(Kept(good=self._text)) and not self._trial_is_candidate:  # its file says it
             raise ConfigurationError("confirm", "now", "not possible: the state directory cannot be written")
         self._until_s = None
         self._log.info("configuration-confirmed")
@@ -214,22 +232,40 @@ class ConfigStore:
         """Forget that a trial ended unconfirmed, once the file says what is in force; whether one was forgotten."""
         if self._until_s is not None or self._alarm is None or self._alarm.code != "configuration-rolled-back":
             return False
-        try:
-            same = self._source.read() == self._text
-        except HiveError:
-            return False
-        if same and self._keep(Kept(good=self._text)):
+        if self._file_agrees() and self._keep(Kept(good=self._text)):
             self._alarm = None
         return self._alarm is None
 
+    def _install(self) -> None:
+        """Replace the file by a candidate that is good; one that was on trial before this reload is over.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if self._trial_is_candidate:
+            self._candidate.install(self._text)
+        else:
+            self._candidate.discard()
+
+    def _file_agrees(self) -> bool:
+        """Whether the file says what is in force."""
+        try:
+            return self._source.read() == self._text
+        except HiveError:
+            return False
+
     def _go_back(self, why: str) -> Policy | None:
         self._until_s = None
+        self._candidate.discard()
         good = self._good()
         if good is None:  # nothing good was ever kept: the state directory could not be written at the start
             self._log.error("rollback-impossible")
             return None
         self._text = self._kept.good or ""
-        self._hold_former("configuration-rolled-back", why)
+        if self._file_agrees():
+            self._log.warning("configuration-trial-ended", note=why)
+        else:
+            self._hold_former("configuration-rolled-back", why)
         return good
 
     @property
@@ -289,51 +325,6 @@ def state_dir_in(text: str) -> str:
 def _one_line(text: str) -> str:
     """For alarms and the log, which escape line breaks: several mistakes come one to a line."""
     return "; ".join(text.splitlines())
-
-
-def read_file(path: Path, *, key: str = "--config") -> str:
-    """Give the text of a file that nobody is writing: half of one may be good TOML, and would be taken for all of it.
-
-    Who writes a file in place has it open meanwhile. The kernel gives a read lease only where nobody has (fcntl(2),
-    F_SETLEASE). While we hold it, who opens the file to write waits for us. File systems without leases (NFS, FUSE)
-    and files of other users, for who has no CAP_LEASE, are read as they are.
-
-    Args:
-        key: what an error calls it.
-
-    Raises:
-        ConfigurationError: it cannot be read, is too long, is no text, or somebody is writing it.
-    """
-    try:
-        with open(path, "rb") as file:
-            _take_lease(file.fileno())  # it ends with the descriptor
-            data = file.read(FILE_BYTES_MAX + 1)
-    except OSError as problem:
-        if problem.errno == errno.EAGAIN:
-            why = "somebody is writing it: save it first, then try again"
-            raise ConfigurationError(key, str(path), why) from problem
-        raise ConfigurationError(key, str(path), f"cannot be read: {problem.strerror}") from problem
-    if len(data) > FILE_BYTES_MAX:
-        raise ConfigurationError(key, str(path), f"longer than {FILE_BYTES_MAX} bytes")
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as problem:
-        raise ConfigurationError(key, str(path), "not UTF-8 text") from problem
-
-
-def _take_lease(descriptor: int) -> None:
-    """Hold off writers.
-
-    Raises:
-        BlockingIOError: somebody has the file open to write.
-    """
-    # Of a writer that comes meanwhile we are told by a signal: one that is ignored unless somebody handles it.
-    fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
-    try:
-        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-    except OSError as problem:
-        if problem.errno == errno.EAGAIN:
-            raise
 
 
 def read_kept(state_directory: str) -> Kept:

@@ -30,6 +30,9 @@ EVENTS: Final[Mapping[str, Event]] = {
     "configuration-reloaded": Event("info", "A configuration was read and is in force.", ("interfaces", "note")),
     "configuration-rejected": Event("error", "A reload was refused. The former configuration stays.", ("error",)),
     "configuration-confirmed": Event("info", "The configuration on trial was confirmed."),
+    "configuration-trial-ended": Event(
+        "warning", "A trial ended unconfirmed. The file and the former configuration are in force.", ("note",)
+    ),
     "configuration-fallback": Event("error", "The last good configuration is in force, not the file's.", ("error",)),
     "configuration-incomplete": Event(
         "error", "A former configuration is in force, and a part cannot be applied. The broker tries again.", ("error",)

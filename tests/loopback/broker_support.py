@@ -17,7 +17,8 @@ from patience import LIMIT_S, wait_until
 from broker import client
 from broker.client.protocol import encode
 from broker.daemon.composition import Environment, Options
-from broker.daemon.config_store import ConfigStore, Source, read_file
+from broker.daemon.config_file import read_file
+from broker.daemon.config_store import ConfigStore, Source
 from broker.daemon.daemon import Daemon
 from broker.events.log import open_log
 from broker.events.recent import RecentEvents

@@ -49,6 +49,7 @@ def description() -> dict[str, Any]:
 
     seconds = {"type": "number", "minimum": TRIAL_S_MIN, "maximum": TRIAL_S_MAX}
     trial = {"name": "confirm_s", "in": "query", "required": False, "schema": seconds}
+    candidate = {"name": "candidate", "in": "query", "required": False, "schema": {"const": "true"}}
     kinds, several = {"enum": list(KEYS)}, {"type": "array", "items": _TEXT, "maxItems": SETTINGS_MAX}
 
     def for_s(most: float) -> dict[str, Any]:
@@ -95,7 +96,9 @@ def description() -> dict[str, Any]:
             "/v1/log": get("the last events of the daemon's log", log, *part),
             "/v1/openapi.json": get("this description", {"type": "object"}),
             "/metrics": get("figures by class", _TEXT),
-            "/v1/reload": post("read the configuration again; on trial where `confirm_s` is given", trial),
+            "/v1/reload": post(
+                "take the file, or with `candidate` that beside it; on trial by `confirm_s`", trial, candidate
+            ),
             "/v1/confirm": post("what is on trial is good"),
             "/v1/rollback": post("end the trial: the former configuration comes back"),
             "/v1/set": post(

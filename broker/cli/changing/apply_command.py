@@ -1,4 +1,4 @@
-"""`hive-qos apply`: install a configuration and take it on trial; it stays only if somebody says so in time."""
+"""`hive-qos apply`: take a configuration on trial; it becomes the broker's file only if somebody says so in time."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlencode
 
 import typer
 
@@ -28,8 +29,6 @@ from hive_qos.text import printable
 
 LOOK_S = 1.0
 """How often it is looked whether another terminal has confirmed, and the seconds are counted down."""
-FORMER = ".former"
-"""The end of the name under which the replaced file stays beside the new one."""
 
 FileOption = Annotated[
     Path | None,
@@ -59,9 +58,9 @@ def apply(
 ) -> None:
     """Put a configuration in force, and go back unless you confirm.
 
-    It checks the file, shows what changes, installs the file as the broker's own, and takes it on trial. It asks
-    whether you still reach the host: y keeps it. Without an answer, at Ctrl-C, and where the terminal dies, the former
-    configuration and file come back. The former file stays beside the new one, with the end .former.
+    It checks the file, shows what changes, and takes it on trial. It asks whether you still reach the host: y keeps it,
+    and makes it the broker's own file. Without an answer, at Ctrl-C, and where the terminal dies, the former
+    configuration comes back, and its file was never touched. That stays beside a new one, with the end .former.
 
     \b
     Examples:
@@ -85,8 +84,7 @@ def apply(
         return
     with _signals():
         try:
-            with _Install(installed, text if file is not None else None) as install:
-                _take(install, trial_s, path=path, asks=not yes)
+            _take(text if file is not None else None, installed, trial_s, path=path, asks=not yes)
         except _Ended:
             raise typer.Exit(ExitCode.SYSTEM) from None
 
@@ -127,81 +125,69 @@ def _trial_s(text: str | None, *, yes: bool) -> float | None:
     return found
 
 
-class _Install:
-    """The file in its place; the former one comes back at the end, unless it was kept.
+def _offer(file: Path, text: str) -> Path:
+    """Lay a candidate beside the broker's file, and what that says now as the former one; gives the candidate's place.
 
-    Args:
-        text: the new one, None where it lies there already.
+    Both get the file's rights and owner. The broker puts the candidate in the file's place once it is good.
+
+    Raises:
+        OSError: it cannot be written.
     """
+    from broker.daemon.config_file import FORMER, candidate_place
 
-    def __init__(self, place: Path, text: str | None) -> None:
-        self._place, self._text = place.resolve(), text
-        self._former: str | None = None
-        self._found: os.stat_result | None = None
-        self.kept = False
-
-    def __enter__(self) -> _Install:
-        if self._text is None:
-            return self
-        with contextlib.suppress(FileNotFoundError):
-            self._former = read(self._place) if self._place.exists() else None
-            self._found = self._place.stat()
-        try:
-            if self._former is not None and self._former != self._text:
-                self._write(self._place.with_name(self._place.name + FORMER), self._former)
-            self._write(self._place, self._text)
-        except PermissionError as problem:
-            problem.strerror = "only root may write it; sudo hive-qos apply, or `hive-qos set` for single settings"
-            raise
-        except BaseException:  # Ctrl-C, or the terminal dies, when the new one lies there already
-            self.put_back()
-            raise
-        return self
-
-    def _write(self, place: Path, text: str) -> None:
-        """With the rights and the owner that the file had."""
-        found = self._found
-        write_whole(place, text, mode=0o644 if found is None else stat.S_IMODE(found.st_mode))
-        if found is not None and os.geteuid() == 0:
-            with contextlib.suppress(OSError):  # a file system that knows no owners
-                os.chown(place, found.st_uid, found.st_gid, follow_symlinks=False)
-
-    def put_back(self) -> None:
-        """Put the former file in its place, if it is still ours that lies there."""
-        if self._text is None or self._former is None:
-            return
-        with contextlib.suppress(OSError, ConfigurationError):
-            if read(self._place) == self._text:
-                self._write(self._place, self._former)
-        self._text = None
-
-    def __exit__(self, *_: object) -> None:
-        if not self.kept:
-            self.put_back()
-
-
-def _take(install: _Install, trial_s: float | None, *, path: str | None, asks: bool) -> None:
+    file = file.resolve()
+    candidate = candidate_place(file)
     try:
-        target = "/v1/reload" if trial_s is None else f"/v1/reload?confirm_s={trial_s:g}"
-        said = http.post(target, socket_path=path)
+        if file.exists():
+            found, former = file.stat(), read(file)
+            if former != text:
+                _write(file.with_name(file.name + FORMER), former, found)
+            _write(candidate, text, found)
+        else:
+            write_whole(candidate, text, mode=0o644)
+    except PermissionError as problem:
+        problem.strerror = "only root may write it; sudo hive-qos apply, or `hive-qos set` for single settings"
+        raise
+    except BaseException:  # Ctrl-C, or the terminal dies
+        candidate.unlink(missing_ok=True)
+        raise
+    return candidate
+
+
+def _write(place: Path, text: str, found: os.stat_result) -> None:
+    """With the rights and the owner of the file that was found."""
+    write_whole(place, text, mode=stat.S_IMODE(found.st_mode))
+    if os.geteuid() == 0:
+        with contextlib.suppress(OSError):  # a file system that knows no owners
+            os.chown(place, found.st_uid, found.st_gid, follow_symlinks=False)
+
+
+def _take(offered: str | None, installed: Path, trial_s: float | None, *, path: str | None, asks: bool) -> None:
+    """Have the broker take its file, or the text that is offered for it, and ask whether to keep it."""
+    query = {} if trial_s is None else {"confirm_s": f"{trial_s:g}"}
+    candidate = None
+    if offered is not None:
+        query["candidate"] = "true"
+        candidate = _offer(installed, offered)
+    try:
+        said = http.post(f"/v1/reload?{urlencode(query)}", socket_path=path)
         if trial_s is None or "nothing to confirm" in said or not asks:
             typer.echo(printable(said, length_max=1000))
-            install.kept = True
             return
         typer.echo(f"on trial for {trial_s:g} s. Try a new login before you confirm.")
-        install.kept = _confirmed(trial_s, path=path)
-    except (_Ended, KeyboardInterrupt):
-        _go_back(install, path)
+        kept = _confirmed(trial_s, offered, installed, path=path)
+    except BaseException as problem:
+        if isinstance(problem, _Ended | KeyboardInterrupt):
+            _go_back(path)
+        if candidate is not None:  # what the broker has not taken yet, it never does
+            candidate.unlink(missing_ok=True)
         raise
-    except BrokerRejectedError as problem:
-        install.put_back()
-        raise BrokerRejectedError(f"{problem.args[0]}; the former file is back", status=problem.status) from problem
-    if not install.kept:
-        _go_back(install, path)
+    if not kept:
+        _go_back(path)
         raise typer.Exit(ExitCode.BROKER_REJECTED)
 
 
-def _confirmed(trial_s: float, *, path: str | None) -> bool:
+def _confirmed(trial_s: float, offered: str | None, installed: Path, *, path: str | None) -> bool:
     """Ask until there is an answer here or elsewhere, or the time is over."""
     until_s = time.monotonic() + trial_s
     while (left_s := until_s - time.monotonic()) > 0:
@@ -215,15 +201,15 @@ def _confirmed(trial_s: float, *, path: str | None) -> bool:
             return True
         configuration = _configuration(path)
         if configuration is not None and configuration.get("trial_left_s") is None:
-            return _ended_elsewhere(path)
+            return _ended_elsewhere(offered, installed, path)
     _say("\nno answer\n")
     return False
 
 
-def _ended_elsewhere(path: str | None) -> bool:
+def _ended_elsewhere(offered: str | None, installed: Path, path: str | None) -> bool:
     """Another terminal has ended the trial: whether it kept what was on trial."""
     codes = {alarm.get("code") for alarm in http.status(path).get("alarms", []) if isinstance(alarm, dict)}
-    kept = "configuration-rolled-back" not in codes
+    kept = "configuration-rolled-back" not in codes and offered in (None, read(installed))
     _say("\nconfirmed from another terminal\n" if kept else "\nended from another terminal\n")
     return kept
 
@@ -236,13 +222,14 @@ def _configuration(path: str | None) -> Mapping[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _go_back(install: _Install, path: str | None) -> None:
-    """The former file first, then the broker, which then finds it there. What fails ends by the trial's own time."""
+def _go_back(path: str | None) -> None:
+    """End the trial. Where that fails, its own time does."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    install.put_back()
     try:
         said = http.post("/v1/rollback", socket_path=path)
+    except BrokerRejectedError:
+        said = "the trial is over; hive-qos status shows what is in force"
     except BrokerError as problem:
         said = f"{problem}; the former configuration comes back when the trial's time is over"
     _say(f"\n{printable(said, length_max=1000)}\n")

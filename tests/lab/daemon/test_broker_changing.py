@@ -199,12 +199,12 @@ def test_what_somebody_confirms_stays(broker: Broker) -> None:
     assert broker.status()["alarms"] == []
 
 
-@pytest.mark.parametrize("way", ["no", "ctrl-c", "the terminal dies", "killed softly", "ended elsewhere"])
-def test_what_nobody_confirms_goes_back_with_its_file(broker: Broker, way: str) -> None:
+@pytest.mark.parametrize("way", ["no", "ctrl-c", "the terminal dies", "killed softly", "killed", "ended elsewhere"])
+def test_what_nobody_confirms_goes_back_and_its_file_was_never_touched(broker: Broker, way: str) -> None:
     with terminal(broker, "apply", new_file(broker), "--confirm-within", "10m") as seen:
         seen.wait_for("Keep it? [y/N]")
         wait_until(lambda: root_mbit(broker) < 10)
-        assert installed(broker) == NEW
+        assert installed(broker) == CONFIGURATION
         match way:
             case "no":
                 seen.types(b"\n")
@@ -212,11 +212,14 @@ def test_what_nobody_confirms_goes_back_with_its_file(broker: Broker, way: str) 
                 seen.types(b"\x03")
             case "the terminal dies":
                 seen.dies()
-            case "killed softly":
+            case "killed softly" | "killed":
                 children = f"/proc/{seen.process.pid}/task/{seen.process.pid}/children"
                 with open(children, encoding="ascii") as file:
                     pids = [int(pid) for pid in file.read().split()]
-                os.kill((pids or [seen.process.pid])[0], signal.SIGTERM)
+                number = signal.SIGKILL if way == "killed" else signal.SIGTERM
+                os.kill((pids or [seen.process.pid])[0], number)
+                if way == "killed":  # it goes on in the broker, until its time is over
+                    run(broker, "apply", "--back")
             case "ended elsewhere":
                 run(broker, "apply", "--back")
         assert seen.ends() != 0
@@ -225,6 +228,15 @@ def test_what_nobody_confirms_goes_back_with_its_file(broker: Broker, way: str) 
     wait_until(lambda: broker.status()["alarms"] == [], what=broker.status)
     assert broker.status()["configuration"]["trial_left_s"] is None
     assert sorted(os.listdir(broker.folder)) == ["broker.toml", "broker.toml.former", "log", "new.toml", "run", "state"]
+
+
+def test_a_trial_that_nobody_watches_and_nobody_confirms_leaves_no_bad_file_to_a_later_reload(broker: Broker) -> None:
+    assert "on trial" in run(broker, "apply", new_file(broker), "--yes", "--confirm-within", "1s")
+    wait_until(lambda: broker.status()["configuration"]["trial_left_s"] is None)
+    assert broker.status()["alarms"] == []
+    run(broker, "reload")
+    assert installed(broker) == CONFIGURATION
+    wait_until(lambda: root_mbit(broker) > 15)
 
 
 def test_a_trial_confirmed_in_another_terminal_ends_the_question(broker: Broker) -> None:

@@ -1,4 +1,4 @@
-"""The file that `hive-qos apply` installs, and the way back from every moment of it."""
+"""The candidate that `hive-qos apply` lays beside the broker's file, and the way back from every moment of it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from broker.cli.changing import apply_command
-from broker.cli.changing.apply_command import _Install
+from broker.cli.changing.apply_command import _offer
 from hive_qos.files import write_whole
 
 
-def test_ctrl_c_right_after_the_new_file_is_written_brings_the_former_one_back(
+def test_ctrl_c_right_after_the_candidate_is_written_leaves_the_file_and_no_candidate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = tmp_path / "broker.toml"
@@ -25,22 +25,26 @@ def test_ctrl_c_right_after_the_new_file_is_written_brings_the_former_one_back(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(apply_command, "write_whole", write)
-    with pytest.raises(KeyboardInterrupt), _Install(place, "new"):
-        pass
+    with pytest.raises(KeyboardInterrupt):
+        _offer(place, "new")
     assert place.read_text(encoding="utf-8") == "former"
+    assert sorted(os.listdir(tmp_path)) == ["broker.toml", "broker.toml.former"]
 
 
-def test_the_file_keeps_its_owner_its_group_and_its_rights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_candidate_gets_the_owner_the_group_and_the_rights_of_the_file_that_it_is_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given: dict[str, tuple[int, int]] = {}
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(os, "chown", lambda path, uid, gid, **_: given.update({Path(path).name: (uid, gid)}))
-    place = tmp_path / "broker.toml"
+    place, link = tmp_path / "broker.toml", tmp_path / "link.toml"
     place.write_text("former", encoding="utf-8")
     place.chmod(0o640)
-    with _Install(place, "new") as install:
-        install.kept = True
-    assert place.read_text(encoding="utf-8") == "new"
+    link.symlink_to(place)
+    candidate = _offer(link, "new")
+    assert (candidate.read_text(encoding="utf-8"), candidate.parent) == ("new", place.parent)
+    assert place.read_text(encoding="utf-8") == "former"
     owner = tmp_path.stat().st_uid, place.stat().st_gid
-    assert given == {"broker.toml": owner, "broker.toml.former": owner}
+    assert given == {candidate.name: owner, "broker.toml.former": owner}
     for name in given:
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o640

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.daemon.config_store import FILE_BYTES_MAX, read_file
+from broker.daemon.config_file import FILE_BYTES_MAX, read_file
 from broker.policy.toml import load
 from hive_qos.errors import ConfigurationError
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from broker.daemon.config_file import candidate_place
 from broker.daemon.config_store import KEPT_NAME, ConfigStore, Kept, Source, read_kept, write_kept
 from broker.events.log import open_log
 from broker.policy.settings import Setting
@@ -263,6 +264,133 @@ def test_a_trial_that_is_given_up_goes_back_at_once_and_is_forgotten_when_the_fi
     assert host.codes() == []
     assert host.started_with() == 10
     assert host.codes() == []
+
+
+class Offered:
+    """A daemon whose configuration is a real file, and `hive-qos apply` beside it."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "state").mkdir(mode=0o700)
+        self.folder, self.file, self.now_s = folder, folder / "broker.toml", 0.0
+        self.file.write_text(text(10))
+        self.file.chmod(0o640)
+
+    def start(self) -> int:
+        source = Source(
+            read=lambda: self.file.read_text(),
+            parse=Host(self.folder / "state").parse,
+            state_dir=str(self.folder / "state"),
+            file=str(self.file),
+        )
+        self.store = ConfigStore(source, log=open_log(), clock=lambda: self.now_s)
+        self.store.started()
+        return rate(self.store.first)
+
+    def offer(self, text_: str, *, trial_s: float | None = TRIAL_S) -> str:
+        candidate_place(self.file).write_text(text_)
+        try:
+            self.store.next(trial_s=trial_s, candidate=True)
+        except HiveError as problem:
+            return self.store.refused(problem)
+        return self.store.taken(trial_s=trial_s)
+
+    def inode(self) -> int:
+        return self.file.stat().st_ino
+
+    def files(self) -> list[str]:
+        return sorted(path.name for path in self.folder.iterdir())
+
+
+@pytest.fixture
+def offered(tmp_path: Path) -> Offered:
+    found = Offered(tmp_path)
+    assert found.start() == 10
+    return found
+
+
+def test_a_candidate_becomes_the_file_when_it_is_confirmed_and_not_before(offered: Offered) -> None:
+    assert "on trial" in offered.offer(text(20))
+    assert offered.file.read_text() == text(10)
+    candidate = candidate_place(offered.file).stat().st_ino
+    assert offered.store.confirm()
+    assert (offered.file.read_text(), offered.inode()) == (text(20), candidate)
+    assert offered.files() == ["broker.toml", "state"]
+    assert offered.start() == 20
+    assert offered.store.alarms() == ()
+
+
+def test_a_candidate_that_nobody_confirms_was_never_in_the_file_and_a_later_reload_does_not_take_it(
+    offered: Offered,
+) -> None:
+    offered.offer(text(20))
+    offered.now_s += TRIAL_S
+    assert rate(offered.store.overdue()) == 10
+    assert offered.store.alarms() == ()
+    assert offered.files() == ["broker.toml", "state"]
+    assert rate(offered.store.next()) == 10
+    assert offered.store.taken() == "taken"
+
+
+def test_a_daemon_that_is_killed_in_the_trial_of_a_candidate_starts_with_the_file_and_nothing_to_say(
+    offered: Offered,
+) -> None:
+    offered.offer(text(20))
+    assert offered.start() == 10
+    assert offered.store.alarms() == ()
+    assert offered.files() == ["broker.toml", "state"]
+
+
+def test_a_candidate_without_a_trial_is_the_file_at_once(offered: Offered) -> None:
+    assert offered.offer(text(20), trial_s=None) == "taken"
+    assert offered.file.read_text() == text(20)
+    assert offered.start() == 20
+
+
+def test_a_candidate_that_is_refused_leaves_the_file_and_no_alarm(offered: Offered) -> None:
+    assert "not taken" in offered.offer(BAD)
+    assert offered.store.alarms() == ()
+    assert (offered.file.read_text(), offered.files()) == (text(10), ["broker.toml", "state"])
+
+
+def test_a_reload_in_the_trial_of_a_candidate_takes_the_file_for_good(offered: Offered) -> None:
+    offered.offer(text(20))
+    assert rate(offered.store.next()) == 10
+    assert offered.store.taken() == "taken"
+    assert offered.store.trial_left_s is None
+    assert offered.files() == ["broker.toml", "state"]
+
+
+def test_a_second_candidate_that_is_refused_leaves_the_first_one_on_trial(offered: Offered) -> None:
+    offered.offer(text(20))
+    assert "not taken" in offered.offer(BAD)
+    assert offered.store.confirm()
+    assert offered.file.read_text() == text(20)
+    assert offered.file.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_confirmed_candidate_that_cannot_become_the_file_stays_on_trial(
+    offered: Offered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offered.offer(text(20))
+    with monkeypatch.context() as patched:
+
+        def fail(*_: object) -> None:
+            raise OSError(30, "Read-only file system")
+
+        patched.setattr(Path, "replace", fail)
+        with pytest.raises(ConfigurationError, match="Read-only"):
+            offered.store.confirm()
+    assert offered.store.trial_left_s == TRIAL_S
+    assert offered.store.confirm()
+    assert offered.file.read_text() == text(20)
+
+
+def test_a_candidate_is_refused_where_the_broker_could_not_make_it_the_file(
+    offered: Offered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert "may not write in" in offered.offer(text(20))
+    assert offered.file.read_text() == text(10)
 
 
 def test_settings_are_put_over_the_configuration_in_force_and_never_kept_with_it(host: Host) -> None:
