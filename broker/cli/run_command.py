@@ -14,6 +14,7 @@ import typer
 from broker import client
 from broker.cli.exits import say
 from broker.enforce import cgroups
+from broker.policy.people import JOB_NAME_BYTES_MAX
 from hive_qos.errors import BrokerRejectedError, BrokerUnavailableError, HiveError
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
@@ -32,6 +33,9 @@ class TrafficClass(enum.StrEnum):
 def run(
     command: Annotated[list[str], typer.Argument(help="The program and its arguments, after `--`.")],
     traffic_class: Annotated[TrafficClass, typer.Option("--class", help="The class of its traffic.")],
+    job: Annotated[
+        str | None, typer.Option("--job", metavar="NAME", help="The job that it trains, as HIVE_JOB; of class compute.")
+    ] = None,
     socket: Annotated[
         Path | None,
         typer.Option(
@@ -52,7 +56,10 @@ def run(
     Examples:
       hive-qos run --class storage -- rsync -a /data/ backup:/data/
       hive-qos run --class storage --optional -- restic backup /home
+      hive-qos run --class compute --job llm -- torchrun train.py
     """
+    if job is not None:
+        os.environ["HIVE_JOB"] = _checked_job(job, traffic_class)
     try:
         _enter(traffic_class.value, None if socket is None else str(socket))
     except (BrokerUnavailableError, BrokerRejectedError) as problem:
@@ -60,6 +67,14 @@ def run(
             raise
         say(f"running unclassified: {problem}")
     _become(command)
+
+
+def _checked_job(job: str, traffic_class: TrafficClass) -> str:
+    if traffic_class is not TrafficClass.COMPUTE:
+        raise typer.BadParameter(f"a job is of --class compute, not {traffic_class.value}", param_hint="--job")
+    if not job or not job.isprintable() or len(job.encode()) > JOB_NAME_BYTES_MAX:
+        raise typer.BadParameter(f"write a printable name of at most {JOB_NAME_BYTES_MAX} bytes", param_hint="--job")
+    return job
 
 
 def _enter(traffic_class: str, path: str | None) -> None:

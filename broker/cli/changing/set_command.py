@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 
 import typer
 
+from broker.cli import completion
 from broker.cli.changing.durations import duration_s, shown_s
 from broker.cli.changing.setting_text import setting_text
 from broker.cli.options import SocketOption
@@ -20,8 +21,13 @@ from hive_qos.text import printable
 DEFAULT_FOR = "1h"
 """Of a setting whose end nobody names: a change that is forgotten ends by itself."""
 
-KindArgument = Annotated[str | None, typer.Argument(metavar="KIND", help="class, job or interface.")]
-NameArgument = Annotated[str | None, typer.Argument(metavar="NAME", help="Its name, such as storage, llm or eth0.")]
+KindArgument = Annotated[
+    str | None, typer.Argument(metavar="KIND", help="class, job or interface.", autocompletion=completion.kinds)
+]
+NameArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="NAME", help="Its name, such as storage, llm or eth0.", autocompletion=completion.names),
+]
 
 
 def set_(

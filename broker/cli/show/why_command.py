@@ -8,11 +8,17 @@ from typing import Annotated
 import typer
 
 from broker import client
+from broker.cli import completion
 from broker.cli.options import JsonOption, SocketOption
 
 
 def why(
-    name: Annotated[str, typer.Argument(help="A job, a class, a program's name, or the number of its process.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="A job, a class, a program's name, or the number of its process.", autocompletion=completion.subjects
+        ),
+    ],
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> None:
