@@ -19,6 +19,7 @@ from broker.cli.options import JsonOption
 from hive_qos.errors import ConfigurationError
 
 DEFAULT_STATE = Path("/var/lib/hive-qos-adapter")
+BY_ITSELF = "limits of storage programs: hive-qos-adapter gives them back by itself, within 10 s without a broker"
 RESTORE_S_MAX = 120.0
 """Sixteen programs, each with three questions of 5 s at most, is twice as long; that many hung ones are left."""
 
@@ -111,12 +112,16 @@ def restored(state_dir: Path = DEFAULT_STATE) -> list[str]:
             group=group,
             extra_groups=None if user is None else [],
         )
+        if result.returncode == ExitCode.BROKER_REJECTED:  # it is at work
+            return [BY_ITSELF]
         if result.returncode not in (ExitCode.OK, ExitCode.FOUND):
             return [f"limits of storage programs were not restored: {result.stderr.strip()}"]
         found = json.loads(result.stdout)
         return [*found["done"], *(f"{line}; its limit stays" for line in found["failed"])]
     except FileNotFoundError:
         return []
+    except PermissionError:  # hive-qos-restore.service may not become another user; a dead adapter's unit has restored
+        return [BY_ITSELF]
     except (OSError, ValueError, KeyError, subprocess.SubprocessError) as problem:
         return [f"limits of storage programs were not restored: {problem}"]
 
