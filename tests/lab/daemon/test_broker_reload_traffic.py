@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 
 import pytest
 from broker_host import COMMAND, CONFIGURATION, Broker, broker_in, two_hosts
-from patience import LIMIT_S, wait_until
+from paced import paced
+from patience import wait_until
 
 from broker.client import http
 from hive_qos.errors import BrokerRejectedError, BrokerUnavailableError
@@ -20,36 +19,6 @@ from tools.lab import Lab
 from tools.lab.kernel import entered
 
 RELOADS = 60
-PORT = 4001
-# 1,000 bytes each 0.8 ms: 10 Mbit/s and headers, half of what the interface has. Later than that is later, never a
-# burst; and a socket that may have 64 KiB under way waits in sendto rather than fill the class' queue of 96 KiB.
-SEND = """
-import select, socket, sys, time
-sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32768)
-sent = 0
-print(flush=True)
-while not select.select([sys.stdin], [], [], 0)[0]:
-    sock.sendto(bytes(1000), (sys.argv[1], int(sys.argv[2])))
-    sent += 1
-    time.sleep(0.0008)
-print(sent, flush=True)
-"""
-RECEIVE = """
-import socket, sys
-sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-sock.setsockopt(socket.SOL_SOCKET, 33, 1 << 24)  # SO_RCVBUFFORCE
-sock.bind(("", int(sys.argv[1])))
-sock.settimeout(0.1)
-count = 0
-print(flush=True)
-while True:
-    try:
-        sock.recv(2000)
-        count += 1
-    except TimeoutError:
-        print(count, flush=True)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -113,39 +82,17 @@ def reload_somehow(broker: Broker, number: int) -> None:
 
 
 def test_traffic_flows_through_reloads_and_rollbacks_without_losing_a_packet(broker: Broker, lab: Lab) -> None:
-    receiver = lab["b"].popen([sys.executable, "-c", RECEIVE, str(PORT)], stdout=subprocess.PIPE)
-    assert receiver.stdout is not None
-    receiver.stdout.readline()
-    sender = broker.host.popen(
-        [sys.executable, "-c", SEND, lab["b"].address, str(PORT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert sender.stdout is not None
-    assert sender.stdin is not None
-    sender.stdout.readline()
     with entered(broker.host.namespace):
         kernel = RealKernel()
-    try:
+    with contextlib.closing(kernel), paced(broker.host, lab["b"]) as traffic:
         for number in range(RELOADS):
             reload_somehow(broker, number)
             time.sleep(0.06)  # traffic in between
         assert broker.status()["daemon"]["applied"] >= RELOADS // 2
-        sender.stdin.close()
-        sent = int(sender.stdout.readline())
-        assert sent > 1000
-        until_s = time.monotonic() + LIMIT_S
-        received = 0
-        while received < sent and time.monotonic() < until_s:
-            received = int(receiver.stdout.readline())
-        assert received == sent
+        assert traffic.lost() == []
+        assert traffic.sent > 1000
         assert kernel.direct_packets("eth0") == 0
         assert sum(found.dropped_packets for found in kernel.counters("eth0").values()) == 0
-    finally:
-        kernel.close()
-        for program in (sender, receiver):
-            program.kill()
-            program.wait()
-            assert program.stdout is not None
-            program.stdout.close()
 
 
 def test_the_commands_reload_on_trial_confirm_and_say_what_was_wrong(broker: Broker) -> None:
