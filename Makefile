@@ -118,8 +118,8 @@ test-chart: setup ## The Helm chart by Helm's engine and Kubernetes' schemas, 0.
 test-image: image ## The container image's tree at work in the lab, with the chart's capabilities
 	PYTHONPATH=tests:tests/lab $(BIN)/python -m pytest tests/image
 
-test-deb: deb ## Install, upgrade and purge the Debian package under systemd, as root: SUITES=trixie
-	$(BIN)/python -m pytest tests/deb
+test-deb: setup deb ## The Debian package through lintian and under systemd, as root: SUITES=trixie
+	@bash tools/deb/test.sh $(BIN)/python
 
 audit: ## Vulnerabilities, licences and sources of dependencies; needs the network
 	@bash tools/audit.sh "$(PYTHON)"
@@ -136,8 +136,8 @@ wheel: ## Wheels with and without the native engine, in dist/; WHEELS="aarch64 a
 image: setup wheel ## A container image with that wheel, in out/image, as root
 	@bash tools/image.sh $(BIN)/python dist
 
-deb: setup wheel ## The Debian package, for Debian 12 and 13, in dist/
-	@bash tools/deb/build.sh $(BIN)/python dist
+deb: wheel ## The Debian package, for Debian 12 and 13, in dist/
+	@bash tools/deb/build.sh "$(PYTHON)" dist
 
 lock: ## New versions and hashes of what runs as root, in requirements.lock; review them
 	@bash tools/lock.sh "$(PYTHON)"

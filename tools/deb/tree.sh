@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Lay out the Debian package's files but the Python packages: units, completion, manual page, maintainer scripts.
-# Usage: tools/deb/tree.sh PYTHON DIRECTORY     PYTHON is that of this project's environment
+# Usage: tools/deb/tree.sh PYTHON DIRECTORY     PYTHON has the packages of requirements.lock
 #
 # What an installation by hand has in /opt, where the administrator's own things are, a package has in /usr/lib.
 set -euo pipefail
@@ -17,21 +17,30 @@ for unit in systemd/*.service systemd/*.slice; do
 done
 # `hive-qos init` writes the configuration: one that is brought would be asked about at every upgrade.
 install -d "$root/etc/hive-qos"
-put systemd/broker.toml usr/share/doc/hive-qos/examples/broker.toml
+about=usr/share/doc/hive-qos
+put systemd/broker.toml "$about/examples/broker.toml"
+schema=/usr/lib/hive-qos/lib/python3/site-packages/broker/policy/broker.schema.json
+for example in examples/config/*.toml; do
+  put "$example" "$about/examples/$(basename "$example")"
+  sed -i "1s|^#:schema .*|#:schema file://$schema|" "$root/$about/examples/$(basename "$example")"
+done
+# What units, configurations and messages name as docs/.
+for page in docs/*.md docs/{operate,reference,understand}/*.md; do put "$page" "$about/$page"; done
 put systemd/hive-qos-sysusers.conf usr/lib/sysusers.d/hive-qos.conf
 put systemd/hive-qos-sysctl.conf usr/lib/sysctl.d/60-hive-qos.conf
 
 mkdir -p "$root"/usr/share/{bash-completion/completions,zsh/vendor-completions,fish/vendor_completions.d,man/man1,doc/hive-qos}
-completion() { _HIVE_QOS_COMPLETE=source_$1 "$(dirname "$python")/hive-qos" | sed '/./,$!d'; }
+# Of these sources, installed or not.
+command='import sys; sys.argv[0] = "hive-qos"; from broker.cli import main; main()'
+completion() { _HIVE_QOS_COMPLETE=source_$1 "$python" -c "$command" | sed '/./,$!d'; }
 completion bash >"$root/usr/share/bash-completion/completions/hive-qos"
 # zsh takes the whole file for the function of its name: no function in it, and nothing to register.
 completion zsh | sed -n '/^#compdef/p; s/^  eval/eval/p' >"$root/usr/share/zsh/vendor-completions/_hive-qos"
 completion fish >"$root/usr/share/fish/vendor_completions.d/hive-qos.fish"
 "$python" -m tools.man_page | packed "$root/usr/share/man/man1/hive-qos.1.gz"
 
-about=$root/usr/share/doc/hive-qos
-packed "$about/CHANGELOG.md.gz" <CHANGELOG.md
-packed "$about/changelog.gz" <<TEXT
+packed "$root/$about/CHANGELOG.md.gz" <CHANGELOG.md
+packed "$root/$about/changelog.gz" <<TEXT
 hive-qos ($version) stable; urgency=medium
 
   * What users notice is in CHANGELOG.md.gz.
