@@ -23,6 +23,7 @@ NAME: Final = "hive-qos"
 FILES: Final = {
     "/etc/hive-qos/broker.toml": "The broker's configuration. Its comments explain every key.",
     "/run/hive-qos/": "The two sockets of a running broker.",
+    "/usr/share/doc/hive-qos/": "Documents and examples: docs/index.md has them all by reader.",
     "/var/lib/hive-qos/": "What was on the interfaces before, and how much each class and user has sent.",
 }
 ENVIRONMENT: Final = {

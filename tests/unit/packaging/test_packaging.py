@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.cli.changing import init_command
 from tools.docs_tables import ROOT
 
 EXECUTABLE = "usr/lib/hive-qos/bin/"
@@ -37,6 +38,20 @@ def test_the_tree_has_every_file_of_systemd_and_no_configuration_that_an_upgrade
     assert [path.name for path in (tree / "etc").rglob("*")] == ["hive-qos"]
     assert (tree / "usr/share/doc/hive-qos/examples/broker.toml").is_file()
     assert of_systemd - units == {"hive-qos-sysusers.conf", "hive-qos-sysctl.conf", "broker.toml"}
+
+
+def test_the_tree_has_the_examples_and_every_document_that_a_unit_or_the_configuration_names(tree: Path) -> None:
+    about = tree / "usr/share/doc/hive-qos"
+    examples = {path.name for path in (ROOT / "examples/config").iterdir()}
+    assert examples
+    assert examples < {path.name for path in (about / "examples").iterdir()}
+    for path in (about / "examples").iterdir():
+        assert "../" not in path.read_text().splitlines()[0]
+    texts = [path.read_text() for path in (tree / "usr/lib/systemd/system").iterdir()]
+    texts += [(about / "examples/broker.toml").read_text(), init_command._HEAD]
+    named = {name for text in texts for name in re.findall(r"docs/[a-z/-]+\.md", text)}
+    assert named
+    assert [name for name in named if not (about / name).is_file()] == []
 
 
 def test_systemd_accepts_the_units_of_the_package(tree: Path, tmp_path: Path) -> None:
