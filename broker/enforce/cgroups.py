@@ -24,8 +24,11 @@ _SETTINGS = {"cpu.idle": "0", "cpuset.cpus": "", "cpuset.mems": "", "io.prio.cla
 """Other files that limit, each with what it says where it does not (Documentation/admin-guide/cgroup-v2.rst)."""
 _WEIGHTS, _WEIGHT = ("cpu.weight", "io.weight", "io.bfq.weight"), 100
 """A process with more than the usual weight leaves no limit behind."""
-_OWN_ALONE = "pids.max"
-"""Counts in the process' own cgroup alone: systemd sets one for every user."""
+_TASKS = "pids.max"
+"""Counts in the process' own cgroup alone: systemd sets one for every user. Classes have one, too."""
+_TASKS_PART = 8
+"""A class may have an eighth of the host's tasks. systemd gives each service 15 %, and each program of a desktop: who
+enters a class from there, or from a cron job, is freed of nothing. Somebody's smaller limit still counts."""
 
 
 def mount_point() -> str | None:
@@ -54,7 +57,7 @@ def class_paths() -> tuple[tuple[str, str], ...]:
 
 
 def make(mount: str) -> None:
-    """Make the cgroups of all classes. Harmless when they are there.
+    """Make the cgroups of all classes, and bound their tasks where the host can. Harmless when they are there.
 
     Raises:
         PrivilegeError: we may not.
@@ -67,6 +70,25 @@ def make(mount: str) -> None:
             raise PrivilegeError(f"cannot make the cgroup {path}: {problem.strerror}") from problem
         except OSError as problem:
             raise KernelRejectedError(f"make cgroup {path}", errno_value=problem.errno or 0) from problem
+    with contextlib.suppress(OSError, ValueError):  # without that controller in v2, limits of tasks keep processes out
+        _set(os.path.join(mount, base_name(), "cgroup.subtree_control"), "+pids")
+        for _, path in class_paths():
+            _set(os.path.join(mount, path, _TASKS), str(_tasks_max()))
+
+
+def _set(path: str, value: str) -> None:
+    """Write into a file of the kernel's; none is made where there is none."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, value.encode())
+    finally:
+        os.close(descriptor)
+
+
+def _tasks_max(sysctl: str = "/proc/sys/kernel") -> int:
+    return (
+        min(int(Path(sysctl, name).read_text(encoding="ascii")) for name in ("pid_max", "threads-max")) // _TASKS_PART
+    )
 
 
 def cgroup_path_of(mount: str, traffic_class: str) -> str:
@@ -100,9 +122,9 @@ def enter(mount: str, *, traffic_class: str, pid: int) -> bool:
     return made
 
 
-def left_behind(mount: str, *, pid: int, proc: str = "/proc") -> tuple[str, ...]:
+def left_behind(mount: str, *, pid: int, traffic_class: str, proc: str = "/proc") -> tuple[str, ...]:
     """What holds a process now and would not in a class' cgroup: each limit as "file = value (cgroup)", and each BPF
-    program, such as a filter of devices or of addresses.
+    program, such as a filter of devices or of addresses. A limit of tasks that the class undercuts is none.
 
     A cgroup of a class is at the top: so the process' own counts, and all above it. A controller that is there and
     limits nothing, as delegation leaves it, does not.
@@ -116,26 +138,41 @@ def left_behind(mount: str, *, pid: int, proc: str = "/proc") -> tuple[str, ...]
     parts = [part for part in own.split("/") if part]
     if ".." in parts:  # outside of our cgroup namespace: nothing there can be read
         return (f"a cgroup that cannot be seen from here ({own})",)
+    tasks_max = _number_in(os.path.join(mount, dict(class_paths())[traffic_class], _TASKS))
     found = []
     for depth in range(len(parts), 0, -1):
         place = "/".join(parts[:depth])
         here = (
-            *_limits_at(os.path.join(mount, place), own=depth == len(parts)),
+            *_limits_at(os.path.join(mount, place), own=depth == len(parts), tasks_max=tasks_max),
             *programs_of_others(Path(mount, place)),
         )
         found += [f"{what} (/{printable(place)})" for what in here]
     return tuple(found)
 
 
-def _limits_at(directory: str, *, own: bool) -> Iterator[str]:
+def _limits_at(directory: str, *, own: bool, tasks_max: int | None) -> Iterator[str]:
     for name in sorted(os.listdir(directory)):
-        if name == _OWN_ALONE and not own:
+        if name == _TASKS and not (own and _looser(os.path.join(directory, name), tasks_max)):
             continue
         if name in _SETTINGS or name in _WEIGHTS or name.endswith((".max", ".high")):
             with open(os.path.join(directory, name), encoding="ascii") as file:
                 value = file.read().strip()
             if _limits(name, value):
                 yield f"{name} = {value.replace(chr(10), ', ')}"
+
+
+def _looser(path: str, tasks_max: int | None) -> bool:
+    """Whether the class lets a process have more tasks than it may have now."""
+    now = _number_in(path)
+    return now is not None and (tasks_max is None or tasks_max > now)
+
+
+def _number_in(path: str) -> int | None:
+    """The limit that a file has; None where it is `max`, or there is none."""
+    try:
+        return int(Path(path).read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
 
 
 def _limits(name: str, value: str) -> bool:

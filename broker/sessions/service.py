@@ -242,7 +242,7 @@ class SessionService:
             )
             return "not-allowed", text
         try:
-            held = cgroups.left_behind(self._cgroup_mount, pid=peer.pid)
+            held = cgroups.left_behind(self._cgroup_mount, pid=peer.pid, traffic_class=traffic_class)
         except (HiveError, OSError) as problem:
             return "not-allowed", f"what holds process {peer.pid} in its cgroup cannot be read: {problem}"
         if held:

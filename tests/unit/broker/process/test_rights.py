@@ -63,7 +63,7 @@ def no_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def limits(tree: Path) -> tuple[str, ...]:
-    return cgroups.left_behind(str(tree / "mount"), pid=7, proc=str(tree / "proc"))
+    return cgroups.left_behind(str(tree / "mount"), pid=7, traffic_class="storage", proc=str(tree / "proc"))
 
 
 def test_a_process_without_limits_leaves_none_behind(tree: Path) -> None:
@@ -115,6 +115,38 @@ def test_a_controller_that_limits_nothing_keeps_nobody(tree: Path, name: str, va
 def test_a_limit_of_its_cgroup_or_above_is_named(tree: Path, place: str, name: str, value: str) -> None:
     (tree / "mount" / place / name).write_text(value + "\n")
     assert limits(tree) == (f"{name} = {value} (/{place})",)
+
+
+def class_cgroup(tree: Path, *files: str) -> Path:
+    """The kernel's files of the class storage, as they are when the directories of all are made."""
+    mount = tree / "mount"
+    for _, path in cgroups.class_paths():
+        (mount / path).mkdir(parents=True)
+        for name in files:
+            (mount / path / name).touch()
+            (mount / path).with_name(name).touch()
+    return mount / dict(cgroups.class_paths())["storage"]
+
+
+def test_a_limit_of_tasks_as_systemd_gives_each_service_is_left_for_one_of_the_class_that_is_lower(tree: Path) -> None:
+    place = class_cgroup(tree, "pids.max", "cgroup.subtree_control")
+    cgroups.make(str(tree / "mount"))
+    assert (place.parent / "cgroup.subtree_control").read_text() == "+pids"
+    bound = int((place / "pids.max").read_text())
+    host = min(int(Path("/proc/sys/kernel", name).read_text()) for name in ("pid_max", "threads-max"))
+    assert 0.1 * host < bound < 0.15 * host
+    own = tree / "mount/user.slice/session.scope/pids.max"
+    own.write_text(f"{int(0.15 * host)}\n")
+    assert limits(tree) == ()
+    own.write_text(f"{bound - 1}\n")
+    assert limits(tree) == (f"pids.max = {bound - 1} (/user.slice/session.scope)",)
+
+
+def test_where_a_class_has_no_limit_of_tasks_each_such_limit_keeps_its_process(tree: Path) -> None:
+    class_cgroup(tree)
+    cgroups.make(str(tree / "mount"))
+    (tree / "mount/user.slice/session.scope/pids.max").write_text("1000000\n")
+    assert limits(tree) == ("pids.max = 1000000 (/user.slice/session.scope)",)
 
 
 def test_a_line_of_several_that_limits_is_enough(tree: Path) -> None:

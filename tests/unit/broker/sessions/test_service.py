@@ -217,7 +217,7 @@ def test_a_program_is_moved_only_where_policy_and_its_limits_let_it_and_while_it
         return False
 
     monkeypatch.setattr(cgroups, "enter", enter)
-    monkeypatch.setattr(cgroups, "left_behind", lambda mount, *, pid: limits)
+    monkeypatch.setattr(cgroups, "left_behind", lambda mount, *, pid, traffic_class: limits)
     reply = Bench().service.enter(cast(Session, someone), Enter(number=1, traffic_class=traffic_class))
     assert getattr(reply, "code", None) == code
     assert moved == ([(traffic_class, 1)] if code is None else [])
