@@ -106,7 +106,8 @@ def read_file(path: Path, *, key: str = "--config") -> str:
         if problem.errno == errno.EAGAIN:
             why = "somebody is writing it: save it first, then try again"
             raise ConfigurationError(key, str(path), why) from problem
-        raise ConfigurationError(key, str(path), f"cannot be read: {problem.strerror}") from problem
+        first = "; `hive-qos init` writes a first one" if problem.errno == errno.ENOENT and key == "--config" else ""
+        raise ConfigurationError(key, str(path), f"cannot be read: {problem.strerror}{first}") from problem
     if len(data) > FILE_BYTES_MAX:
         raise ConfigurationError(key, str(path), f"longer than {FILE_BYTES_MAX} bytes")
     try:

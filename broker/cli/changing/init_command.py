@@ -86,6 +86,10 @@ def init(
     output.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     write_whole(output, text, mode=FILE_MODE)
     typer.echo(f"wrote {printable(str(output))}")
+    for uplink in found.uplinks:
+        if answers.rates[uplink.name] == "auto" and not uplink.driver_bits_per_s:
+            text = f"nobody names the speed of {printable(uplink.name)}: write its rate as egress, or use --rate"
+            typer.echo(f"{text}; until then the alarm is capacity-unknown")
     option = "" if output == DEFAULT_CONFIG else f" {printable(str(output))}"
     typer.echo(f"next: hive-qos check{option}, hive-qos plan{option}, then systemctl enable --now hive-qos")
 

@@ -188,6 +188,7 @@ def test_without_a_terminal_nothing_is_asked_and_the_file_is_for_all_to_read(tmp
     assert tomllib.loads(file.read_text(encoding="utf-8"))["interface"] == [{"name": "eth0", "egress": "auto"}]
     assert file.stat().st_mode & 0o777 == 0o644
     assert f"hive-qos check {file}" in result.stdout
+    assert "nobody names the speed of eth0" in result.stdout
 
 
 @pytest.mark.usefixtures("found_here")
@@ -198,7 +199,8 @@ def test_a_file_that_is_there_is_replaced_by_force_alone(tmp_path: Path) -> None
     assert result.exit_code == 3
     assert "--force" in result.stderr
     assert file.read_text(encoding="utf-8") == "mine"
-    assert RUN.invoke(app, ["init", "--yes", "--force", "-o", str(file), "--rate", "20 Mbit/s"]).exit_code == 0
+    result = RUN.invoke(app, ["init", "--yes", "--force", "-o", str(file), "--rate", "20 Mbit/s"])
+    assert (result.exit_code, "nobody names" in result.stdout) == (0, False)
     assert load(file.read_text(encoding="utf-8")).interfaces[0].egress_bits_per_s == 20_000_000
     assert os.listdir(tmp_path) == ["broker.toml"]
 
