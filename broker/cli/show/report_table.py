@@ -1,13 +1,14 @@
-"""A usage report as a table of at most 80 columns, largest first, with its sum."""
+"""A usage report as a table of at most 80 columns, largest first, with its sum. Narrow screens show fewer figures."""
 
 from __future__ import annotations
 
 import pwd
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
 from broker.cli.show.report_command import FIGURES
@@ -37,18 +38,29 @@ def render(document: Mapping[str, Any], by: Sequence[str]) -> RenderableType:
     headings = [{"hour_s": "hour", "day_s": "day", "uid": "user"}.get(key, key) for key in keys]
     total = {name: sum(int(row.get(name, 0)) for row in rows) for name in FIGURES}
     widths = [max(map(len, column)) for column in zip(headings, *names, strict=True)]
-    parts: list[RenderableType] = [title, Text(_line(headings, widths, HEADINGS), style="bold")]
-    parts += [Text(_line(name, widths, _figures(row))) for name, row in zip(names, rows, strict=False)]
+    parts: list[RenderableType] = [title, _Line(headings, widths, HEADINGS, style="bold")]
+    parts += [_Line(name, widths, _figures(row)) for name, row in zip(names, rows, strict=False)]
     if len(rows) > SHOWN_MAX:
         parts.append(Text(f"and {len(rows) - SHOWN_MAX} more rows; --csv and --json have them"))
     if keys:
-        parts.append(Text(_line(["sum", *[""] * (len(keys) - 1)], widths, _figures(total)), style="bold"))
+        parts.append(_Line(["sum", *[""] * (len(keys) - 1)], widths, _figures(total), style="bold"))
     return Group(*parts)
 
 
-def _line(names: Sequence[str], widths: Sequence[int], figures: Sequence[str]) -> str:
-    left = " ".join(f"{name:<{width}}" for name, width in zip(names, widths, strict=True))
-    return left + "".join(f"{figure:>{FIGURE}}" for figure in figures)
+@dataclass(frozen=True)
+class _Line:
+    """Names, and of the figures the first ones for which there is room."""
+
+    names: Sequence[str]
+    widths: Sequence[int]
+    figures: Sequence[str]
+    style: str = ""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Lay it out for the width that there is."""
+        left = " ".join(f"{name:<{width}}" for name, width in zip(self.names, self.widths, strict=True))
+        shown = max(1, (options.max_width - len(left)) // FIGURE)
+        yield Text(left + "".join(f"{figure:>{FIGURE}}" for figure in self.figures[:shown]), style=self.style)
 
 
 def _figures(row: Mapping[str, Any]) -> list[str]:

@@ -43,6 +43,15 @@ def test_a_table_fits_into_80_columns_whatever_a_job_is_called(kept: Path) -> No
     assert text.splitlines()[-1].split()[:3] == ["sum", "2.728", "TiB"]
 
 
+def test_40_columns_show_the_first_figures_and_no_line_is_broken(kept: Path) -> None:
+    result = RUN.invoke(app, ["report", "--state-dir", str(kept), "--by", "class,user"], env={"COLUMNS": "40"})
+    lines = result.output.splitlines()
+    table = lines[-4:]
+    assert [line.split()[0] for line in table] == ["class", "compute", "compute", "sum"]
+    assert table[0].split() == ["class", "user", "carried", "lent"]
+    assert max(map(len, lines)) <= 40
+
+
 @pytest.mark.parametrize(("since", "carried"), [("24h", 2), ("90min", 2), ("2d", 3), ("1w", 3), ("2020-01-01", 3)])
 def test_a_time_may_be_how_long_ago_or_a_date(kept: Path, since: str, carried: int) -> None:
     (row,) = json.loads(shown(kept, "--since", since, "--by", "class", "--json"))["rows"]
