@@ -63,6 +63,13 @@ def test_sites_are_found_from_round_trips_and_their_links_from_what_crossed():
     assert table.latency_us[0] == (0, 150, 20_000, 20_000)
 
 
+def test_what_is_large_crosses_once_before_any_rate_is_known():
+    reports = [link(0, rtt_us=near_and_far(rank)) for rank in range(4)]
+    table = agree(rows_of(reports, table=Network.uniform(4)), Network.uniform(4), number=1)
+    problem = Problem(operation=Operation.ALLREDUCE, rank=0, size=4, item_bytes=4, counts=(2**22,))
+    assert choose(problem, table).taken.plan.algorithm == "two_level"
+
+
 def test_sites_that_all_ranks_name_are_taken_and_one_name_alone_is_not():
     reports = [link(100, rtt_us=near_and_far(rank)) for rank in range(4)]
     rows = rows_of(reports, table=Network.uniform(4), sites=["a", "b", "a", "b"])

@@ -116,12 +116,15 @@ def _known(rates: Sequence[int]) -> tuple[int, ...]:
 
 
 def _site_rates(there: Sequence[Sequence[int]], far: Sequence[int], all_: Sequence[int]) -> tuple[int, ...]:
-    """What leads from each site to the others carries what its ranks' traffic across reached together."""
+    """What leads from each site to the others carries what its ranks' traffic across reached together.
+
+    Before anything was measured of that, as much as one rank's link: the ranks of a site share what leads away.
+    """
     across = [sum(min(max(far[rank], 0), RATE_BITS_PER_S_MAX) for rank in ranks) for ranks in there]
     if any(across):
         return _known(across)
     known = _known(all_)
-    return tuple(sum(known[rank] for rank in ranks) for ranks in there)
+    return tuple(max(known[rank] for rank in ranks) for ranks in there)
 
 
 def _rounded(rate: int) -> int:
