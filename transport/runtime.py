@@ -266,6 +266,9 @@ class Runtime:
 
     def _hand_over(self, call: Call, work: Work, *, number: int, timeout_s: float, priority: Priority) -> None:
         request = Request(call, number, work, time.monotonic(), timeout_s, priority)
+        if call.partial is not None:
+            key = (call.context.group, number)
+            call.partial.tell(lambda: self._loop.call(lambda: self._in_flight.more_is_there(key)))
         failed = self._in_flight.announce(call, number=number, priority=priority)
         self._call_open(lambda: self._in_flight.start(request, failed))
 

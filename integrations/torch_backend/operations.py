@@ -12,6 +12,7 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Self
 
 import structlog
@@ -21,7 +22,7 @@ import transport
 from hive_qos.errors import CancelledError, HiveError, MisuseError, TimedOutError
 from integrations.torch_backend.completion_threads import CompletionThreads, FirstInFirstOut
 from integrations.torch_backend.options import GroupOptions
-from integrations.torch_backend.staging import Staged, finish_all, until_all_ready
+from integrations.torch_backend.staging import InPieces, Staged, finish_all, until_all_ready
 from integrations.torch_backend.work import HiveWork
 from integrations.torch_backend.world import World, group_name_of
 from transport.collectives import calls
@@ -248,6 +249,9 @@ class Operations:
                 begin()
             except Exception as error:  # noqa: BLE001 - nobody else hears of it on this thread, and the work must end
                 work.fail(error)
+                return
+            if pieces is not None:
+                pieces.follow()
 
         def failed(error: Exception) -> None:
             """Its input never became ready (the GPU failed): our next operation must not be taken for this one."""
@@ -255,8 +259,12 @@ class Operations:
             for _ in () if callable(start) else start:
                 self.group.give_up(f"{work.what}: its input could not be read: {error}")
 
-        pending = any(one.pending for one in staged)
-        until_ready = (lambda: until_all_ready(staged)) if pending else None
+        pending = [one for one in staged if one.pending]
+        until_ready = (lambda: until_all_ready(pending)) if pending else None
+        pieces = None
+        if not callable(start) and len(start) == len(pending) == 1 and pending[0].in_pieces:
+            pieces = InPieces(pending[0])
+            start, until_ready = [replace(start[0], partial=pieces.partial)], pieces.begin
         self._order.start(begin, until_ready=until_ready, late=late, failed=failed)
         if collective:
             self._running.add(work)

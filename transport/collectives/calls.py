@@ -16,6 +16,7 @@ from hive_qos.errors import MisuseError
 from transport.collectives.codecs import Codec
 from transport.collectives.error_feedback import ErrorFeedback
 from transport.collectives.kernels import check
+from transport.collectives.partial_input import PartialInput
 from transport.collectives.problem import SMALL_BYTES, Operation, Problem
 from transport.collectives.reduce_op import ReduceOp
 from transport.tensors import TensorView, split
@@ -106,6 +107,7 @@ class Call:
         views: of all tensors that are lent, whether they are read or written.
         results: views to write back when all is done.
         ended_well: called after that.
+        partial: what says how much of a tensor is there; None where all of them are.
     """
 
     context: CallContext
@@ -117,6 +119,7 @@ class Call:
     views: tuple[TensorView, ...] = ()
     results: tuple[TensorView, ...] = ()
     ended_well: Callable[[], None] | None = None
+    partial: PartialInput | None = None
 
     @property
     def operation(self) -> Operation:

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from hive_qos.errors import CancelledError, ConnectionLostError, HiveError, PeerError, TimedOutError, TransportError
 from transport.collectives.calls import Call, CallSignature, Heard
+from transport.collectives.partial_input import PartialInput
 from transport.collectives.planning.cost_model import Choice
 from transport.collectives.schedule import Schedule
 from transport.engine.base import Buffer, Priority, Received
@@ -128,6 +129,10 @@ class Executor(abc.ABC):
         """Begin every step that waits for nothing."""
 
     @abc.abstractmethod
+    def _begin_held_back(self, partial: PartialInput) -> None:
+        """Begin the steps whose input was missing and is there now."""
+
+    @abc.abstractmethod
     def _stop(self) -> None:
         """Begin nothing more and cancel what is under way; call `_finish` when nothing is."""
 
@@ -138,6 +143,13 @@ class Executor(abc.ABC):
     @abc.abstractmethod
     def _lends(self) -> bool:
         """Whether the engine may still touch the tensors."""
+
+    def read_on(self, partial: PartialInput) -> None:
+        """There is more of the input, or there never will be."""
+        if partial.failure is not None:
+            self.fail(CancelledError(f"{self.work.what}: its input could not be read: {partial.failure}"))
+        elif not self._ended and self.error is None:
+            self._begin_held_back(partial)
 
     def fail(self, error: HiveError, *, remote: bool = False) -> None:
         """End with an error, unless it has ended or is failing already.

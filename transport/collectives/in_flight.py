@@ -200,6 +200,13 @@ class InFlight:
         for rank, heard in early.items():
             task.check(rank, heard)
         task.start()
+        self.more_is_there(key)
+
+    def more_is_there(self, key: Key) -> None:
+        """There is more of an operation's input than before, or there never will be."""
+        task = self._running.get(key)
+        if task is not None and task.call.partial is not None:
+            task.read_on(task.call.partial)
 
     def _planner(self, group: str) -> Planner:
         planner = self._groups[group].planner

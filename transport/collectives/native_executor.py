@@ -8,6 +8,7 @@ from hive_qos.errors import CancelledError, HiveError
 from transport.collectives.calls import Heard
 from transport.collectives.codecs import ENCODED_DTYPE
 from transport.collectives.executor import Executor
+from transport.collectives.partial_input import PartialInput
 from transport.engine.base import Collective, CollectiveEnded, Member, StepFailed
 from transport.work import unforeseen
 
@@ -51,7 +52,12 @@ class NativeExecutor(Executor):
             mutual=self.call.operation.is_mutual,
             priority=self._priority,
             order=self._order,
+            missing=self.call.partial.missing if self.call.partial else (0, 0),
         )
+
+    def _begin_held_back(self, partial: PartialInput) -> None:
+        if self._running is not None:
+            self._links.collectives.read_on(self._running, missing_from=partial.missing[0])
 
     def _stop(self) -> None:
         if self._running is None:

@@ -16,6 +16,7 @@ from transport.collectives.calls import Heard
 from transport.collectives.codecs import ENCODED_DTYPE, Codec, decode, encode
 from transport.collectives.executor import Executor
 from transport.collectives.kernels import reduce_into
+from transport.collectives.partial_input import PartialInput
 from transport.collectives.reduce_op import ReduceOp
 from transport.collectives.schedule import FINISH, SCRATCH, Op, Region, Step
 from transport.engine.base import Received
@@ -41,12 +42,18 @@ class PythonExecutor(Executor):
         self._open = len(schedule.rows)
         self._missing = [len(step.after) for step in schedule.rows]
         self._ready: deque[int] = deque()
+        self._held_back: list[int] = []
         self._advancing = False
         self._tickets: dict[int, Ticket] = {}
 
     def start(self) -> None:
         """Begin every step that waits for nothing."""
         self._ready.extend(index for index, missing in enumerate(self._missing) if not missing)
+        self._advance()
+
+    def _begin_held_back(self, _partial: PartialInput) -> None:
+        self._ready.extend(self._held_back)
+        self._held_back.clear()
         self._advance()
 
     def _stop(self) -> None:
@@ -67,13 +74,24 @@ class PythonExecutor(Executor):
         self._advancing = True
         try:
             while self._ready and self.error is None:
-                self._begin(self._ready.popleft())
+                index = self._ready.popleft()
+                if self.call.partial is not None and self._lacks(index, self.call.partial):
+                    self._held_back.append(index)
+                else:
+                    self._begin(index)
         except Exception as error:  # noqa: BLE001 - no memory, a mistake of ours: this operation ends, others go on
             self.fail(unforeseen(self.work.what, error))
         finally:
             self._advancing = False
         if (self.error is not None and not self._tickets) or not self._open:
             self._finish()
+
+    def _lacks(self, index: int, partial: PartialInput) -> bool:
+        """Whether a step touches what is not there yet."""
+        first, end = partial.missing
+        memories = [self._memory(region) for region in self._schedule.rows[index].regions if region.nbytes]
+        places = [(np.frombuffer(memory, np.uint8).ctypes.data, memory.nbytes) for memory in memories]
+        return any(address < end and address + nbytes > first for address, nbytes in places)
 
     def _begin(self, index: int) -> None:
         step = self._schedule.rows[index]

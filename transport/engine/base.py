@@ -257,6 +257,7 @@ class Collective:
         mutual: nobody ends it before everybody has begun it. Then what is small is sent from a copy, and its step does
             not wait for an acknowledgement.
         order: of the collective among all of this rank; earlier ones send first.
+        missing: addresses in the buffers, first and behind the last, that no step may touch yet.
     """
 
     schedule: bytes
@@ -273,6 +274,7 @@ class Collective:
     mutual: bool
     priority: Priority
     order: int
+    missing: tuple[int, int] = (0, 0)
 
 
 class Collectives(abc.ABC):
@@ -292,6 +294,10 @@ class Collectives(abc.ABC):
         Raises:
             MisuseError: the schedule does not fit the call; says what is wrong in which step.
         """
+
+    @abc.abstractmethod
+    def read_on(self, collective: int, *, missing_from: int) -> None:
+        """Of what is `missing`, steps may touch all before this address. Harmless for one that has ended."""
 
     @abc.abstractmethod
     def stop(self, collective: int) -> None:

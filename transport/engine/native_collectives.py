@@ -51,11 +51,15 @@ class NativeCollectives(Collectives):
                 level=level_of(collective.priority),
                 bulk=collective.priority is Priority.BULK,
                 order=collective.order,
+                missing=collective.missing,
             )
         except ValueError as error:
             raise MisuseError(f"a collective that cannot be carried out: {error}") from error
         check_taken(taken)
         return number
+
+    def read_on(self, collective: int, *, missing_from: int) -> None:
+        self._api.read_on(collective, missing_from)
 
     def stop(self, collective: int) -> None:
         self._api.stop(collective)

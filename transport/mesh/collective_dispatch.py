@@ -50,6 +50,11 @@ class CollectiveDispatch:
         self._running[number] = collective, on_failed, on_ended
         return number
 
+    def read_on(self, collective: int, *, missing_from: int) -> None:
+        """As `Collectives.read_on`."""
+        if self._engine is not None:
+            self._engine.read_on(collective, missing_from=missing_from)
+
     def stop(self, collective: int) -> None:
         """End one early; `on_ended` is called when its buffers are free again."""
         if self._engine is not None:

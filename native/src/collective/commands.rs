@@ -15,6 +15,8 @@ pub(super) type Way = (u32, bool);
 
 pub(super) enum Command {
     Start(Arc<Run>),
+    /// A collective may touch what it lacked up to this address.
+    ReadOn(u64, usize),
     Stop(u64),
     Routes(Way, Vec<u64>),
     Gone(u32),
@@ -52,6 +54,11 @@ impl Collectives {
             run.never_began();
         }
         sent.is_ok()
+    }
+
+    /// Of what a collective lacks, all before this address is there.
+    pub fn read_on(&self, number: u64, missing_from: usize) {
+        let _ = self.commands.send(Command::ReadOn(number, missing_from));
     }
 
     /// End a collective early; what it has under way is cancelled.

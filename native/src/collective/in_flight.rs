@@ -13,6 +13,7 @@
 //! Python is told the end of a collective by the last that holds its memory (`Run`).
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -54,6 +55,9 @@ struct Active {
     progress: Progress,
     /// Operations of the engine that have not ended.
     open: HashSet<u64>,
+    /// As `Call::missing`, of what is missing still; and the steps that wait for it.
+    missing: Range<usize>,
+    held_back: Vec<u32>,
     stopped: bool,
 }
 
@@ -129,6 +133,7 @@ impl InFlight {
         self.engine.context.faults.here("collective");
         match command {
             Command::Start(run) => self.start(run),
+            Command::ReadOn(number, missing_from) => self.read_on(number, missing_from),
             Command::Stop(number) => self.stop(number),
             Command::Routes(way, connections) => {
                 self.routes.insert(way, connections);
@@ -163,6 +168,8 @@ impl InFlight {
         let number = run.call.number;
         let active = Active {
             progress: Progress::new(run.schedule.after()),
+            missing: run.call.missing.clone(),
+            held_back: Vec::new(),
             run,
             open: HashSet::new(),
             stopped: false,
@@ -202,6 +209,10 @@ impl InFlight {
             };
             let run = active.run.clone();
             let step = &run.schedule.steps[index as usize];
+            if run.touches(step, &active.missing) {
+                active.held_back.push(index);
+                continue;
+            }
             match step.kind {
                 Kind::Send => {
                     let way = (run.peer(step).rank, run.call.bulk);
@@ -231,6 +242,17 @@ impl InFlight {
         for way in ways {
             self.pump(way);
         }
+    }
+
+    fn read_on(&mut self, number: u64, missing_from: usize) {
+        let Some(active) = self.active.get_mut(&number) else {
+            return;
+        };
+        active.missing.start = missing_from;
+        for index in std::mem::take(&mut active.held_back) {
+            active.progress.again(index);
+        }
+        self.advance(number);
     }
 
     fn compute(&mut self, number: u64, index: u32) {

@@ -58,6 +58,12 @@ impl Scene {
     }
 
     fn start_as(&self, number: u64, level: usize, mutual: bool, rows: &[Row]) {
+        self.start_without(0..0, number, level, mutual, rows);
+    }
+
+    /// `missing`: bytes of what is lent that are not there yet.
+    fn start_without(&self, missing: Range<usize>, number: u64, level: usize, mutual: bool, rows: &[Row]) {
+        let first = self.first_address();
         let peer = |rank: u32| Peer {
             rank,
             name: format!("rank-{rank}"),
@@ -79,11 +85,12 @@ impl Scene {
             level,
             bulk: false,
             order: 0,
+            missing: first + missing.start..first + missing.end,
         };
         let events = self.engine.context.events.clone();
         let buffer = Python::attach(|py| PyBuffer::get(self.lent.bind(py))).unwrap();
         let buffers = vec![(Borrowed::new(buffer, events.clone()), true)];
-        let run = Run::new(call, &encoded(rows, 8), buffers, events).unwrap();
+        let run = Run::new(call, &encoded(rows, 16), buffers, events).unwrap();
         assert!(self.collectives.start(run));
     }
 
@@ -144,6 +151,10 @@ impl Scene {
         Python::attach(|py| self.lent.bind(py).resize(16)).expect("it is lent no more");
         assert_eq!(self.collectives.progress(7), None);
         ends[0]
+    }
+
+    fn first_address(&self) -> usize {
+        Python::attach(|py| PyBuffer::<u8>::get(self.lent.bind(py)).unwrap().buf_ptr() as usize)
     }
 
     fn content(&self) -> Vec<u8> {
@@ -342,6 +353,7 @@ fn what_runs_when_the_engine_closes_ends_and_what_comes_later_is_refused() {
             level: 4,
             bulk: false,
             order: 0,
+            missing: 0..0,
         },
         &encoded(&[], 0),
         Vec::new(),
@@ -352,4 +364,44 @@ fn what_runs_when_the_engine_closes_ends_and_what_comes_later_is_refused() {
         scene.engine.context.events.drain().is_empty(),
         "it was refused, so it has no end"
     );
+}
+
+#[test]
+fn a_step_that_touches_what_is_missing_waits_for_it_and_others_do_not() {
+    let copies: [Row; 3] = [
+        (4, 0, 0, 0, &[(SCRATCH, 0, 8), (0, 8, 16)], &[]),
+        (4, 0, 0, 0, &[(0, 0, 8), (SCRATCH, 8, 16)], &[]),
+        (4, 0, 0, 0, &[(0, 0, 8), (SCRATCH, 0, 8)], &[0, 1]),
+    ];
+    let mut scene = Scene::new();
+    scene.start_without(8..16, 7, 4, false, &copies);
+    let first = scene.first_address();
+    scene.collectives.read_on(7, first + 12); // of the second value half is missing
+    while scene.content() != values([0, 0]) {
+        thread::yield_now();
+    }
+    thread::sleep(Duration::from_millis(20));
+    Python::attach(|py| {
+        let lent = PyBuffer::<u8>::get(scene.lent.bind(py)).unwrap();
+        lent.copy_from_slice(py, &values([0, 9])).unwrap();
+    });
+    scene.collectives.read_on(7, first + 16);
+    assert_eq!(scene.end(), (true, 0));
+    assert_eq!(scene.content(), values([9, 9]));
+}
+
+#[test]
+fn one_whose_input_never_comes_ends_when_it_is_stopped() {
+    let mut scene = Scene::new();
+    scene.start_without(0..16, 7, 4, false, &[SEND]);
+    scene.collectives.route(1, false, vec![NOBODY]);
+    thread::sleep(Duration::from_millis(20));
+    assert_eq!(
+        scene.collectives.progress(7),
+        Some((0, Vec::new())),
+        "it waits for nobody else"
+    );
+    scene.collectives.stop(7);
+    assert_eq!(scene.end(), (false, 0));
+    scene.collectives.read_on(7, 0); // of one that has ended it is nothing
 }

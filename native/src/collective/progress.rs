@@ -52,6 +52,11 @@ impl Progress {
         self.ready.pop_front()
     }
 
+    /// A step that `next` gave has not begun: it is given once more, behind those that are free now.
+    pub fn again(&mut self, step: u32) {
+        self.ready.push_back(step);
+    }
+
     /// A step that `next` gave is done.
     pub fn done(&mut self, step: u32) {
         self.open -= 1;

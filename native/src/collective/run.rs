@@ -5,6 +5,7 @@
 //! exactly when nothing here can read or write them any more, also after a panic or a closed engine.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -58,6 +59,8 @@ pub struct Call {
     pub bulk: bool,
     /// Of all collectives of this rank; earlier ones send first.
     pub order: u64,
+    /// Addresses in its buffers that no step may touch yet, for what belongs there is still on its way.
+    pub missing: Range<usize>,
 }
 
 pub struct Run {
@@ -237,6 +240,15 @@ impl Run {
         let region = self.schedule.regions(step)[0];
         // SAFETY: the region lies in its memory, which is there as long as `self` and is nowhere null.
         (region.len() > 0).then(|| unsafe { Span::new(self.clone(), self.address(&region), region.len()) })
+    }
+
+    /// Whether a step touches any of these addresses.
+    pub fn touches(&self, step: &Step, addresses: &Range<usize>) -> bool {
+        let regions = self.schedule.regions(step).iter();
+        !addresses.is_empty()
+            && regions
+                .map(|region| (self.address(region) as usize, region.len()))
+                .any(|(first, length)| length > 0 && first < addresses.end && first + length > addresses.start)
     }
 
     /// Reduce, copy, encode or decode, as the step says.

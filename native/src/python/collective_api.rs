@@ -28,7 +28,7 @@ impl CollectiveApi {
     /// `members`: for each rank of the group its rank of the endpoint and its name, and the call in our words and in its.
     #[expect(clippy::too_many_arguments, reason = "what a collective is, each by its name")]
     #[pyo3(signature = (number, *, schedule, buffers, dtype, item_bytes, reduce_op, job, group, step, operation, members,
-                        rank, mutual, level, bulk, order))]
+                        rank, mutual, level, bulk, order, missing=(0, 0)))]
     fn start(
         &self,
         py: Python<'_>,
@@ -48,6 +48,7 @@ impl CollectiveApi {
         level: usize,
         bulk: bool,
         order: u64,
+        missing: (usize, usize),
     ) -> PyResult<bool> {
         let peers: Vec<Peer> = members
             .into_iter()
@@ -78,6 +79,7 @@ impl CollectiveApi {
             level,
             bulk,
             order,
+            missing: missing.0..missing.1,
         };
         let buffers = buffers
             .into_iter()
@@ -88,6 +90,11 @@ impl CollectiveApi {
             .collect();
         let run = Run::new(call, schedule, buffers, self.events.clone()).map_err(PyValueError::new_err)?;
         Ok(py.detach(|| self.collectives.start(run)))
+    }
+
+    /// Of what one lacks, all before this address is there.
+    fn read_on(&self, number: u64, missing_from: usize) {
+        self.collectives.read_on(number, missing_from);
     }
 
     /// End one early: what it has under way is cancelled, then it ends.

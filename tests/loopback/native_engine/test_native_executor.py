@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -15,7 +16,9 @@ from patience import LIMIT_S, wait_until
 
 from hive_qos.errors import CancelledError, ConnectionLostError, HiveError, PeerError, TimedOutError
 from transport import Group, MemoryRendezvous, Priority, ReduceOp, Settings
+from transport.collectives.calls import allreduce
 from transport.collectives.codecs import Codec, encoded_bytes
+from transport.collectives.partial_input import PartialInput
 from transport.mesh.endpoint import Endpoint
 from transport.tensors import TensorView
 
@@ -332,3 +335,39 @@ def test_what_is_small_or_no_float32_or_no_sum_is_exact(world):
         for work in [group.allreduce(one, op, compression="int4") for group, one in zip(groups, tensors, strict=True)]:
             work.wait(LIMIT_S)
         assert np.array_equal(tensors[0], values if op is ReduceOp.MAX else 2 * values)
+
+
+def test_input_that_is_still_on_its_way_is_sent_as_it_comes_and_the_bits_are_the_same(world: World) -> None:
+    groups = world.connect(MIXED)
+    whole = [np.random.default_rng(rank).standard_normal(ELEMS).astype("f4") for rank in range(3)]
+    expected = [one.copy() for one in whole]
+    for work in [group.allreduce(one) for group, one in zip(groups, expected, strict=True)]:
+        work.wait(LIMIT_S)
+    tensors = [np.full(ELEMS, np.nan, "f4") for _ in groups]
+    partials = [PartialInput(one.ctypes.data, one.nbytes, ready_bytes=0) for one in tensors]
+    works = []
+    for group, tensor, partial in zip(groups, tensors, partials, strict=True):
+        call = allreduce(group.site, tensor, ReduceOp.SUM)
+        works += group.start([replace(call, partial=partial)])
+    for first, end in itertools.pairwise([0, 1, ELEMS // 2, ELEMS - 1, ELEMS]):
+        assert not any(work.done() for work in works)
+        for tensor, partial, values in zip(tensors, partials, whole, strict=True):
+            tensor[first:end] = values[first:end]
+            partial.reached(4 * end)
+        if end == ELEMS - 1:
+            wait_until(lambda: all(work.bytes_done for work in works))
+    for work, tensor in zip(works, tensors, strict=True):
+        work.wait(LIMIT_S)
+        assert tensor.tobytes() == expected[0].tobytes()
+
+
+def test_input_that_never_comes_fails_the_collective_on_every_rank(world: World) -> None:
+    groups = world.connect([NATIVE, NATIVE])
+    tensor = np.ones(ELEMS, "f4")
+    partial = PartialInput(tensor.ctypes.data, tensor.nbytes, ready_bytes=tensor.nbytes // 2)
+    works = groups[0].start([replace(allreduce(groups[0].site, tensor, ReduceOp.SUM), partial=partial)])
+    works.append(groups[1].allreduce(np.ones(ELEMS, "f4")))
+    partial.failed(RuntimeError("an illegal address"))
+    for work in works:
+        with pytest.raises(CancelledError, match="its input could not be read: an illegal address"):
+            work.wait(LIMIT_S)

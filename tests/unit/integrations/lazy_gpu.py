@@ -34,6 +34,9 @@ class GpuTensor(torch.Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.detach.default:
             return args[0]
+        if func in (torch.ops.aten.view.default, torch.ops.aten.split.Tensor):
+            found = func(args[0].values, *args[1:])
+            return cls(found) if isinstance(found, torch.Tensor) else [cls(one) for one in found]
         raise NotImplementedError(f"{func} of a GPU tensor, outside of a stream")
 
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from lazy_gpu import GpuTensor, LazyGpu, StuckError
 from patience import wait_until
 
 import transport
 from hive_qos.errors import ConnectionLostError, MisuseError
 from integrations.torch_backend import collectives as collectives_module
-from integrations.torch_backend import operations
+from integrations.torch_backend import operations, staging
 from integrations.torch_backend.collectives import Collectives
+from integrations.torch_backend.gpu import GPUS
 from integrations.torch_backend.staging import Staged
 from integrations.torch_backend.world import World, group_name_of
 from transport.collectives.calls import Call, CallContext
+from transport.collectives.partial_input import PartialInput
 
 
 class FakeGroup:
@@ -32,6 +36,7 @@ class FakeGroup:
         self.works: list[transport.Work] = []
         self.closed = 0
         self.children: list[FakeGroup] = []
+        self.on_start: Callable[[list[Call]], None] = lambda prepared: None
 
     def __getattr__(self, name: str) -> Any:
         def start(*args: Any, **kwargs: Any) -> transport.Work:
@@ -49,6 +54,7 @@ class FakeGroup:
         """None: nothing is compressed."""
 
     def start(self, prepared: list[Call], *, timeout_s: float, priority: object) -> list[transport.Work]:
+        self.on_start(prepared)
         return [getattr(self, call.operation.name.lower())(timeout_s=timeout_s) for call in prepared]
 
     def subgroup(self, ranks: list[int], *, name: str, timeout_s: float) -> FakeGroup:
@@ -260,3 +266,58 @@ def test_a_start_that_fails_late_ends_its_work_whatever_was_raised(
     monkeypatch.setattr(Staged, "pending", True)
     with pytest.raises(ValueError, match="a mistake"):
         collectives.allreduce([torch.ones(1)], SUM).wait()
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> LazyGpu:
+    lazy = LazyGpu()
+    monkeypatch.setitem(GPUS, "cuda", lazy)
+    monkeypatch.setattr(staging, "_streams", {})
+    monkeypatch.setattr(staging, "PIECE_BYTES", 8)
+    return lazy
+
+
+def test_a_collective_begins_with_the_first_piece_of_a_gpu_tensor_and_is_told_of_the_others(
+    collectives: Collectives, group: FakeGroup, gpu: LazyGpu
+) -> None:
+    told: list[tuple[int, list[float]]] = []
+
+    def begun(prepared: list[Call]) -> None:
+        partial, memory = prepared[0].partial, prepared[0].views[0].numpy()
+        if partial is None:
+            return  # all of it is there
+        end = partial.missing[1]
+        partial.tell(lambda: told.append((end - partial.missing[0], memory.tolist())))
+        told.append((end - partial.missing[0], memory.tolist()))
+
+    group.on_start = begun
+    work = collectives.allreduce([GpuTensor(torch.arange(5.0))], SUM)
+    after = collectives.allreduce([torch.ones(1)], SUM)
+    wait_until(lambda: len(group.works) == 2)
+    assert told == [(12, [0, 1, 99, 99, 99]), (4, [0, 1, 2, 3, 99]), (0, [0, 1, 2, 3, 4])]
+    for one in group.works:
+        one.finish()
+    assert work.wait()
+    assert after.wait()
+
+
+def test_a_gpu_that_fails_behind_the_first_piece_fails_the_collective_and_not_the_next(
+    collectives: Collectives, group: FakeGroup, gpu: LazyGpu
+) -> None:
+    partials: list[PartialInput] = []
+
+    def begun(prepared: list[Call]) -> None:
+        if prepared[0].partial is None:
+            return
+        partials.append(prepared[0].partial)
+
+        def fail() -> None:
+            raise StuckError("an illegal address")
+
+        gpu.streams[1].queue[0] = fail
+
+    group.on_start = begun
+    collectives.allreduce([GpuTensor(torch.arange(5.0))], SUM)
+    collectives.allreduce([torch.ones(1)], SUM)
+    wait_until(lambda: len(group.works) == 2)
+    assert str(partials[0].failure) == "an illegal address"

@@ -137,6 +137,45 @@ def test_a_finished_bucket_does_not_wait_for_the_gradients_of_the_next(gpu: Lazy
     assert following[0].memory.eq(5).all()
 
 
+def test_a_large_tensor_is_there_piece_by_piece_and_the_first_does_not_wait_for_the_last(
+    gpu: LazyGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "PIECE_BYTES", 8)
+    tensor = GpuTensor(torch.arange(5.0))
+    staged = Staged(tensor, read=True, write=True)
+    assert staged.in_pieces
+    found = [(ready_bytes, staged.memory.tolist()) for ready_bytes in staged.arriving()]
+    assert found == [
+        (8, [0, 1, 99, 99, 99]),
+        (16, [0, 1, 2, 3, 99]),
+        (20, [0, 1, 2, 3, 4]),
+    ]
+    staged.memory.add_(1)
+    finish_all([staged])
+    assert tensor.values.tolist() == [1, 2, 3, 4, 5]
+
+
+def test_what_nobody_waited_for_is_there_before_it_is_brought_back(
+    gpu: LazyGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "PIECE_BYTES", 8)
+    tensor = GpuTensor(torch.arange(5.0))
+    finish_all([Staged(tensor, read=True, write=True)])
+    assert tensor.values.tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("elems", [2, 6], ids=["small", "not-contiguous"])
+def test_what_is_small_or_not_contiguous_is_copied_at_once(
+    gpu: LazyGpu, monkeypatch: pytest.MonkeyPatch, elems: int
+) -> None:
+    monkeypatch.setattr(staging, "PIECE_BYTES", 8)
+    values = torch.arange(float(elems))
+    staged = Staged(GpuTensor(values if elems == 2 else values.view(2, 3).t()), read=True, write=False)
+    assert not staged.in_pieces
+    staged.until_ready()
+    assert staged.memory.sum() == values.sum()
+
+
 def test_a_gpu_tensor_that_is_only_read_is_never_written(gpu: LazyGpu) -> None:
     tensor = zeros()
     staged = Staged(tensor, read=True, write=False)
