@@ -400,6 +400,11 @@ class Group:
         lost = self._runtime.lost()
         return {rank: lost[world] for rank, world in enumerate(self._ranks) if world in lost}
 
+    def round_trips_s(self) -> dict[int, float]:
+        """To the ranks of this group that are connected, as measured."""
+        found = self._runtime.round_trips_s()
+        return {rank: found[world] for rank, world in enumerate(self._ranks) if world in found}
+
     def abort(self, reason: str = "aborted") -> None:
         """End everything under way in this group with `CancelledError`, here and, as soon as told, on the others."""
         self._runtime.abort_group(self.name, reason)

@@ -347,6 +347,10 @@ class Runtime:
         """What every living connection measured, by connection."""
         return {} if self._engine is None else self._engine.statistics()
 
+    def round_trips_s(self) -> dict[int, float]:
+        """To each connected rank, as the engine measured it."""
+        return {rank: one.rtt_s for rank, one in self._connections().items()}
+
     def explain(self, group: str) -> dict[str, object]:
         """As `Group.explain`."""
         planner = self._groups.open(group).planner

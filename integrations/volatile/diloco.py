@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -78,6 +78,7 @@ class DiLoCo:
             name=name,
             get_state=self._state_bytes,
             set_state=self._take_state_bytes,
+            apply_result=self._take_result,
             members_min=members_min,
             settings=settings,
             join_timeout_s=join_timeout_s,
@@ -102,21 +103,26 @@ class DiLoCo:
 
     @torch.no_grad()
     def meet(self) -> Committed:
-        """Average the parameters now, and let the outer optimiser step.
-
-        The new parameters are mean + (1 - rate) * gradient - rate * momentum * buffer, which is what torch's SGD does
-        with the gradient (global - mean). In this form a rate of 1 without momentum gives the mean itself, to the bit.
-        """
+        """Average the parameters now, and let the outer optimiser step."""
         if self._group is None:
             raise MisuseError("join a register first: `with algorithm.join(register, name=...):`")
         mean = self._flat()
         self.last = self._group.all_reduce(mean)
+        self._outer_step(mean)
+        return self.last
+
+    @torch.no_grad()
+    def _outer_step(self, mean: torch.Tensor) -> None:
+        """Go on from the members' mean.
+
+        The new parameters are mean + (1 - rate) * gradient - rate * momentum * buffer, which is what torch's SGD does
+        with the gradient (global - mean). In this form a rate of 1 without momentum gives the mean itself, to the bit.
+        """
         gradient = self._global - mean
         self._buffer.mul_(self._momentum).add_(gradient)
         torch.add(mean, gradient, alpha=1.0 - self._rate, out=self._global)
         self._global.sub_(self._buffer, alpha=self._rate * self._momentum)
         self._spread()
-        return self.last
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps beside the inner optimiser; a run of another size can go on from it."""
@@ -149,6 +155,9 @@ class DiLoCo:
         file = io.BytesIO()
         torch.save({**self.state_dict(), "inner": 0}, file)
         return file.getvalue()
+
+    def _take_result(self, _step: int, tensors: Sequence[memoryview]) -> None:
+        self._outer_step(torch.frombuffer(tensors[0], dtype=torch.float32))
 
     def _take_state_bytes(self, data: bytes) -> None:
         try:

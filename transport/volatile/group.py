@@ -1,68 +1,71 @@
 """A group of processes that come and go while it works: all of its members commit a step, or none does.
 
-    with VolatileGroup(register, name="worker-7", get_state=..., set_state=...) as group:
+    with VolatileGroup(register, name="worker-7", get_state=..., set_state=..., apply_result=...) as group:
         while group.step < steps:
             gradients = ...                         # of the state after group.step
             group.all_reduce(gradients)             # with whom is there; a lost member only costs time
             optimizer.step()
 
-Each epoch of the view has a `transport.Group` of its own. A step is an all-reduce, then an exchange of the result's
-digest: whoever has everybody's may apply it. When a member is lost, leaves or joins, a thread of each member agrees
-with the others on the next view (`transport.volatile.commit`) and connects. It does so while the caller computes.
+Each epoch of the view has a group of connected workers. A step is an all-reduce, then an exchange of the result's
+digest: whoever has that of every contributor may apply it. When a worker is lost, leaves or joins, a thread of each
+member agrees with the others on the next view (`transport.volatile.control`). It does so while the caller computes.
 
-The inputs of a step are kept until it is committed. Whoever joins receives the state when all have applied the step
-that the view begins with: all wait for that transfer.
+The inputs of a step are kept until it is committed. Whoever joins learns first: it fetches the state after some step
+and the results after it, while the others go on. Where it cannot follow, the others wait once, and say why.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import secrets
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from types import TracebackType
+from dataclasses import dataclass, replace
+from types import FrameType, TracebackType
 
 import numpy as np
 
-from hive_qos.errors import (
-    EvictedError,
-    HiveError,
-    MisuseError,
-    PeerError,
-    RegisterLostError,
-    TimedOutError,
-    TransportError,
-)
+from hive_qos.errors import EvictedError, HiveError, MisuseError, PeerError, TimedOutError, TransportError
 from transport.collectives.reduce_op import ReduceOp
-from transport.engine.base import Priority
 from transport.group import Group
 from transport.settings import Settings
 from transport.tensors import TensorView
 from transport.volatile import commit
-from transport.volatile.commit import Action, Advance, Commit, Differ, Left, Phase, Prepared, Send, State
+from transport.volatile.commit import Commit, Differ, Phase, Prepared
+from transport.volatile.control import Control
+from transport.volatile.messages import Pause, Ready
 from transport.volatile.register import POLL_S, Register
+from transport.volatile.transfer import (
+    HOLDERS_MAX,
+    STATE,
+    Absent,
+    Fetch,
+    Manifest,
+    Pace,
+    agreed,
+    ask_all,
+    digest_of,
+    piece_digests,
+)
 from transport.volatile.view import DIGEST_BYTES, Member, View
 from transport.work import Work
 
 _log = logging.getLogger("transport.volatile")
 
-LATE_S = 5.0
-"""Who has not said so long after the first where it stands is left out. A thread says it, whatever is computed."""
-CONNECT_S = 10.0
-"""A view whose members do not all connect in that time changes again."""
-LOOK_S = 0.5
-"""How often the first member looks who asks to join: one small request."""
 JOIN_S = 300.0
-"""A member that computes admits others meanwhile; but the state is handed over when it next calls."""
-RING_S = 1.0
-"""To a member that does not take its doorbell's message in that time, the loss of its connection says the same."""
-_DOORBELL = 2**31 - 7
-"""The tag of messages that say: look into the register."""
-_FOREVER_S = 10.0 * 365 * 86400
+"""A step of the others may take minutes, and a newcomer is let in after one."""
+HAND_OVER_S = 10.0
+"""The last worker stays so long for who is learning: without it, what was trained would be lost."""
+LEAVE_S = 1.0
+ARRIVE_AGAIN_S = 1.0
+"""A worker says again that its part is ready: the first one may have changed."""
+DIFFER_MAX = 3
+"""Unequal results in so many attempts at a step, and no majority, are no accident."""
+
+ApplyResult = Callable[[int, Sequence[memoryview]], None]
 
 
 @dataclass(frozen=True)
@@ -71,13 +74,15 @@ class Committed:
 
     Args:
         step: its number, from 1.
-        members: who took part, in rank order.
-        attempts: how often it was reduced; more than 1 after a loss.
+        members: whose parts the result has, in rank order.
+        attempts: how often it was reduced here; more than 1 after a loss, 0 where the result was fetched.
+        contributed: this member's part is among them. Else it may be added to the next step's.
     """
 
     step: int
     members: tuple[Member, ...]
     attempts: int
+    contributed: bool = True
 
 
 class VolatileGroup:
@@ -86,13 +91,18 @@ class VolatileGroup:
     Args:
         register: of the job, the same for all.
         name: of this process, unique in the job.
-        get_state: returns the state after `group.step`, as bytes: called where somebody joins.
-        set_state: takes such bytes: called once, before this returns, unless this is the first member.
-        members_min: `all_reduce` waits until there are so many.
-        settings: addresses, engine and identity; None reads the `HIVE_*` environment.
+        get_state: returns the state after `group.step`, as bytes, the same on all members: called where somebody joins.
+        set_state: takes such bytes: called before this returns, unless this is the first member.
+        apply_result: takes a step's number and the bytes of each of its reduced tensors, and does what the caller does
+            after `all_reduce`. With it this member joins while the others go on; without it they wait.
+        members_min: `all_reduce` waits until so many work.
+        settings: addresses, engine and identity; None reads the `HIVE_*` environment. A state larger than its
+            `receive_bytes_max` is refused.
 
     Raises:
-        TimedOutError: nobody has admitted this process in time.
+        TimedOutError: nobody has admitted this process in time, or it did not catch up.
+        EvictedError: all who held the state are gone.
+        PeerError: the state cannot be received.
         RegisterLostError: the register cannot be reached.
     """
 
@@ -103,30 +113,21 @@ class VolatileGroup:
         name: str,
         get_state: Callable[[], bytes],
         set_state: Callable[[bytes], None],
+        apply_result: ApplyResult | None = None,
         members_min: int = 1,
         settings: Settings | None = None,
         join_timeout_s: float = JOIN_S,
     ) -> None:
+        settings = settings or Settings.from_environment()
         self.member = Member(name, secrets.randbits(62))
-        self._register = register
-        self._settings = settings
-        self._get_state, self._set_state = get_state, set_state
+        self._get_state, self._set_state, self._apply_result = get_state, set_state, apply_result
         self._members_min = members_min
-        self._changed = threading.Condition()
-        self._group: Group | None = None
-        self._attempt: Group | None = None
-        self._wanted = threading.Event()
-        self._closing = False
-        self._failure: HiveError | None = None
-        self._decided: Commit | None = None
-        self._asked = 0
-        self._state = commit.begin(self.member, self._enter(join_timeout_s))
-        self._stateless = self.member in self._state.view.joining
-        self._control = threading.Thread(target=self._run, name="hive-volatile", daemon=True)
-        self._control.start()
+        self._state_bytes_max = settings.receive_bytes_max
+        self._control = Control(register, self.member, settings=settings, follows=apply_result is not None)
+        give_up_s = time.monotonic() + join_timeout_s
         try:
-            if self._stateless:
-                self._ready(join_timeout_s)
+            self._control.enter(join_timeout_s)
+            self._learn(give_up_s, join_timeout_s)
         except BaseException:
             self.close()
             raise
@@ -134,84 +135,119 @@ class VolatileGroup:
     @property
     def step(self) -> int:
         """The last step that is committed here: 0 before the first."""
-        return self._state.committed
+        return max(self._control.state.committed, 0)
 
     @property
     def view(self) -> View:
         """Who is in the group now."""
-        return self._state.view
+        return self._control.view
 
     @property
     def digest(self) -> bytes:
         """Of all results up to `step`, 16 bytes: the same on all members that have committed it."""
-        return self._state.digest
+        return self._control.state.digest
 
     def all_reduce(
-        self, tensors: object | Sequence[object], op: ReduceOp = ReduceOp.MEAN, *, timeout_s: float = 300.0
+        self,
+        tensors: object | Sequence[object],
+        op: ReduceOp = ReduceOp.MEAN,
+        *,
+        timeout_s: float = 300.0,
+        quorum: int = 0,
+        finite: bool = True,
     ) -> Committed:
         """Reduce the members' `tensors` into them, in place, as step `self.step + 1`; return when it is committed.
+
+        Where this member was left behind and has `apply_result`, the steps up to the last one but one are applied by
+        it, and the tensors hold the result of the last one.
+
+        Args:
+            quorum: the same on all members. With that many parts, and more than half of all, a step does not wait for
+                one that is later than the last arrivals let expect; 0 waits for all. Who is late three times in a row
+                is not waited for any more until it has caught up.
+            finite: refuse to send NaN or infinity.
 
         Raises:
             EvictedError: the others go on without this process.
             RegisterLostError: the view has to change, and the register cannot be reached.
             TimedOutError: fewer than `members_min` members were there.
-            PeerError: members called with different tensors or operations.
-            MisuseError: a tensor cannot be reduced.
+            PeerError: members called with different tensors or operations, or hold unequal results.
+            MisuseError: a tensor cannot be reduced, or is not finite.
         """
         listed = tensors if isinstance(tensors, list | tuple) else [tensors]
         views = [TensorView.of(one, writable=True) for one in listed]
+        if finite:
+            _require_finite(views)
         kept = [bytes(one.data) for one in views]
-        step, attempts, give_up_s = self.step + 1, 0, time.monotonic() + timeout_s
+        attempts, differed, give_up_s = 0, 0, time.monotonic() + timeout_s
         while True:
-            group = self._ready(timeout_s)
-            members = self.view.members
-            attempts += 1
-            try:
-                for work in [group.allreduce(one, op, timeout_s=timeout_s) for one in views]:
-                    work.wait()
-                if self._exchange(group, step, _digest(views), timeout_s):
-                    break
-            except TransportError as error:
-                if isinstance(error, MisuseError | PeerError) and self._group is group:
-                    raise
-                if time.monotonic() > give_up_s and not group.lost_ranks():
-                    raise
-                _log.info("step %d of epoch %d was not finished: %s", step, self.view.epoch, error)
-            outcome = self._settled(group, step)
-            if outcome is not None:
+            group, view = self._ready(give_up_s, timeout_s)
+            step, members = self.step + 1, view.workers
+            if group is not None and quorum:
+                chosen = self._contributors(view, step, quorum, give_up_s, timeout_s)
+                if chosen is None:
+                    continue
+                members = chosen
+                group = self._group_of(group, view, members, step)
+            if group is None:
+                met = self._follow(view, views, give_up_s, timeout_s)
+                if met is None:
+                    continue
                 break
+            attempts += 1
+            met = Committed(step, members, attempts)
+            try:
+                _end([group.allreduce(one, op, timeout_s=timeout_s) for one in views])
+                if self._exchange(group, view, members, step, views):
+                    break
+                differed += self._control.view is view
+            except TransportError as error:
+                if isinstance(error, MisuseError | PeerError) and self._control.group is not None:
+                    raise
+                if time.monotonic() > give_up_s and not self._control.mesh.lost():
+                    raise
+                _log.info("step %d of epoch %d was not finished: %s", step, view.epoch, error)
+            if self._settled(view, step):
+                break
+            if differed >= DIFFER_MAX:
+                raise PeerError("the group", f"members hold unequal results of step {step}: one of them computes wrong")
             for one, data in zip(views, kept, strict=True):
                 one.data[:] = data
         for one in views:
             one.write_back()
-        return Committed(step, members, attempts)
+        if met.contributed:
+            self._keep(met, view, views, quorum)
+        return met
 
     def leave(self) -> None:
-        """Tell the others that this process goes, and close. They go on at once.
+        """Tell the others that this process goes, and close: within a second they go on.
 
-        The last one leaves a view without members: whoever comes then is the first again.
+        The last one that works stays for who is learning, `HAND_OVER_S` at most: call this between two steps.
         """
-        self._stop_control()  # or it would say after us that we stay
-        with contextlib.suppress(HiveError):
-            if self._state.phase is not Phase.OUT and len(self.view.members) > 1:
-                self._register.say_frozen(self.member, commit.leaving(self._state))
-                self._ring(self._group)
-            elif self._state.phase is not Phase.OUT:
-                self._register.advance(View(self.view.epoch + 1, (), self.step, self.digest), self.view)
-        self.close()
+        give_up_s = time.monotonic() + HAND_OVER_S
+        while time.monotonic() < give_up_s and self._is_needed():
+            self._control.wait_between_steps(idle=True)
+            self._give_state()
+            time.sleep(POLL_S)
+        self._go()
+
+    def leave_on(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """From now on that signal lets this process leave, whatever it does, and ends it: `SystemExit(0)` is raised.
+
+        Call it in the main thread.
+        """
+
+        def leave(_number: int, _frame: FrameType | None) -> None:
+            going = threading.Thread(target=self._go, name="hive-volatile-leave")  # this thread may hold its locks
+            going.start()
+            going.join(LEAVE_S)
+            raise SystemExit(0)
+
+        signal.signal(number, leave)
 
     def close(self) -> None:
         """End without a word: the others see a loss. Idempotent."""
-        self._stop_control()
-        self._drop_group()
-
-    def _stop_control(self) -> None:
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-        self._wanted.set()
-        if self._control.is_alive() and self._control is not threading.current_thread():
-            self._control.join(CONNECT_S)
+        self._control.close()
 
     def __enter__(self) -> VolatileGroup:
         return self
@@ -219,273 +255,312 @@ class VolatileGroup:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.leave()
+        if kind is None:
+            self.leave()
+        else:
+            self._go()
 
-    # The caller's side.
+    def _go(self) -> None:
+        with contextlib.suppress(HiveError):
+            self._control.leave()
+        self.close()
 
-    def _ready(self, timeout_s: float) -> Group:
-        """Wait for a connected group of enough members that all hold the state."""
-        give_up_s = time.monotonic() + timeout_s
-        while True:
-            with self._changed:
-                while True:
-                    if self._failure is not None:
-                        raise self._failure
-                    if self._closing:
-                        raise MisuseError("this volatile group is closed")
-                    enough = len(self.view.members) >= self._members_min
-                    if self._group is not None and (enough or self.view.joining or self._stateless):
-                        break
+    # A step.
+
+    def _ready(self, give_up_s: float, timeout_s: float) -> tuple[Group | None, View]:
+        """Wait until a step may begin: the connected workers, or None where this member has to follow them."""
+        control = self._control
+        try:
+            while True:
+                self._give_state()
+                with control.changed:
+                    self._raise_failure()
+                    state, view = control.state, control.view
+                    if state.phase is Phase.BEHIND:
+                        return None, view
+                    waits = view.pause or len(view.workers) < self._members_min
+                    if control.group is not None and state.phase is Phase.REDUCING and not waits:
+                        return control.group, view
+                    control.wait_between_steps(idle=waits)
                     left_s = give_up_s - time.monotonic()
                     if left_s <= 0:
-                        what = f"a volatile group of {len(self.view.members)}, of at least {self._members_min} members"
-                        raise TimedOutError(what, timeout_s=timeout_s)
-                    self._changed.wait(min(left_s, 0.5))
-                group, view = self._group, self.view
-            if not view.joining or group is self._attempt:
-                if enough:
-                    return group
-                time.sleep(POLL_S)
-                continue
-            try:
-                self._hand_over(group, view)
-                self._attempt = group
-                if self._stateless:
-                    self._stateless = False
-                    return group
-            except TransportError as error:
-                if isinstance(error, MisuseError) and self._group is group:
-                    raise
-                _log.info("the state was not handed over in epoch %d: %s", view.epoch, error)
-                self._settled(group, self.step + 1)
+                        raise TimedOutError(self._what_waits(view), timeout_s=timeout_s)
+                    control.changed.wait(min(left_s, 0.1))
+        finally:
+            control.wait_between_steps(idle=False)
 
-    def _hand_over(self, group: Group, view: View) -> None:
-        """Give the state to who has joined: the first of the others sends it to all."""
-        holders = [one for one in view.members if one not in view.joining]
-        if not holders:
-            raise EvictedError("the last member that held the state is lost: start again from a checkpoint")
-        root = view.rank_of(holders[0])
-        data = self._get_state() if view.rank_of(self.member) == root else b""
-        length = np.array([len(data)], np.int64)
-        group.broadcast(length, root).wait()
-        state = np.frombuffer(data, np.uint8).copy() if data else np.zeros(int(length[0]), np.uint8)
-        if length[0]:
-            group.broadcast(state, root, priority=Priority.BULK).wait()
-        if self._stateless:
-            self._set_state(state.tobytes())
-        group.barrier().wait()
+    def _what_waits(self, view: View) -> str:
+        if view.pause:
+            return f"waiting for {', '.join(map(str, view.joining))}, which could not follow"
+        return f"a volatile group of {len(view.workers)}, of at least {self._members_min} members"
 
-    def _exchange(self, group: Group, step: int, result: bytes, timeout_s: float) -> bool:
+    def _contributors(
+        self, view: View, step: int, quorum: int, give_up_s: float, timeout_s: float
+    ) -> tuple[Member, ...] | None:
+        """Say that this member's part is ready, and wait to hear whose parts count; None where the view changes."""
+        control, again_s = self._control, 0.0
+        while True:
+            now_s = time.monotonic()
+            if now_s >= give_up_s:
+                raise TimedOutError(
+                    f"step {step}: {view.workers[0]} did not say whose parts count", timeout_s=timeout_s
+                )
+            if now_s >= again_s:
+                control.arrive(step, quorum)
+                again_s = now_s + ARRIVE_AGAIN_S
+            with control.changed:
+                self._raise_failure()
+                if control.view is not view or control.state.phase is Phase.FROZEN:
+                    return None
+                chosen = commit.announced(control.state, step)
+                if chosen is not None:
+                    return chosen.members
+                control.changed.wait(0.1)
+
+    def _group_of(self, whole: Group, view: View, members: tuple[Member, ...], step: int) -> Group | None:
+        """The group of a step's contributors; None where this member is not among them."""
+        if members == view.workers:
+            return whole
+        if self.member not in members:
+            return None
+        return self._control.some(members, f"{view.epoch}.{step}")
+
+    def _exchange(
+        self, group: Group, view: View, members: tuple[Member, ...], step: int, views: Sequence[TensorView]
+    ) -> bool:
         """Say that this member is prepared, and hear it of the others; whether the step is committed."""
-        with self._changed:
-            epoch = self.view.epoch
-            before = self._state
-            self._state, actions = commit.reduced(self._state, step, result)
-            if self._state is before:
+        control = self._control
+        result = digest_of(piece_digests([one.data for one in views]))
+        with control.changed:
+            if control.view is not view:
                 return False
-            if self._carry_out(actions, step):
+            before = control.state
+            actions = control.take(commit.reduced(control.state, step, result))
+            own = next((one for who, one in control.state.prepared if who == self.member and one.step == step), None)
+            if any(isinstance(one, Commit) for one in actions):
                 return True
-            own = next(one.message for one in actions if isinstance(one, Send))
-            assert isinstance(own, Prepared)
-        outputs = [np.zeros(DIGEST_BYTES, np.uint8) for _ in range(group.size)]
-        group.all_gather(outputs, np.frombuffer(own.digest, np.uint8), timeout_s=timeout_s).wait()
-        with self._changed:
-            if self.view.epoch != epoch:
+            if control.state is before or own is None:
                 return False
-            for member, digest in zip(self.view.members, outputs, strict=True):
-                if member != self.member:
-                    heard = Prepared(epoch, step, digest.tobytes())
-                    self._state, actions = commit.received(self._state, member, heard)
-                    if self._carry_out(actions, step):
-                        return True
+        said = np.frombuffer(own.digest + bytes([own.turn]), np.uint8)
+        outputs = [np.zeros(said.size, np.uint8) for _ in members]
+        group.all_gather(outputs, said).wait()
+        with control.changed:
+            for member, heard in zip(members, outputs, strict=True):
+                if member == self.member or control.view is not view:
+                    continue
+                data = heard.tobytes()
+                prepared = Prepared(view.epoch, step, data[:DIGEST_BYTES], members, bool(data[DIGEST_BYTES]))
+                actions = control.take(commit.received(control.state, member, prepared))
+                for one in actions:
+                    if isinstance(one, Differ):
+                        self._name(one)
+                if any(isinstance(one, Commit) and one.step == step for one in actions):
+                    return True
         return False
 
-    def _carry_out(self, actions: Sequence[Action], step: int) -> bool:
-        """Whether `step` is committed. Members that hold unequal results are named, and do it again."""
-        for action in actions:
-            if isinstance(action, Differ):
-                told = ", ".join(f"{one}: {digest.hex()[:8]}" for one, digest in sorted(action.digests.items()))
-                _log.warning("results of step %d differ, it is done again: %s", action.step, told)
-                self._wanted.set()
-        return any(isinstance(one, Commit) and one.step == step for one in actions)
-
-    def _settled(self, group: Group, step: int) -> Commit | None:
-        """After a failure: have the view changed, and wait until it is. The commit of `step`, if that was decided."""
-        with self._changed:
-            if self._group is group:
-                self._wanted.set()
-                while self._group is group and self._failure is None and not self._closing:
-                    self._changed.wait(0.5)
-            if self._failure is not None:
-                raise self._failure
-            decided, self._decided = self._decided, None
-        return decided if decided is not None and decided.step == step else None
-
-    # The control thread's side.
-
-    def _enter(self, timeout_s: float) -> View:
-        """The first view that this member is in."""
-        give_up_s = time.monotonic() + timeout_s
-        view, asked = self._register.view(), False
-        while view is None or self.member not in view.members:
-            if view is None or not view.members:
-                epoch, seen = (1, 0) if view is None else (view.epoch + 1, view.asked)
-                first = View(epoch, (self.member,), 0, bytes(DIGEST_BYTES), asked=seen)
-                view = self._register.advance(first, view)
-                continue
-            if not asked:
-                self._register.ask_to_join(self.member)
-                asked = True
-            if time.monotonic() >= give_up_s:
-                what = f"joining: {view.members[0]} did not admit {self.member}; if no member lives, start another job"
-                raise TimedOutError(what, timeout_s=timeout_s)
-            time.sleep(POLL_S * 5)
-            view = self._register.view() or view
-        return view
-
-    def _run(self) -> None:
-        try:
-            while not self._closing and self._failure is None:
-                if self._group is None:
-                    self._connect()
-                    continue
-                self._wanted.wait(LOOK_S)
-                if self._closing:
-                    return
-                joining = self._who_asks()
-                if self._wanted.is_set() or joining:
-                    self._wanted.clear()
-                    self._change(joining)
-        except HiveError as error:
-            self._fail(error)
-        except Exception as error:  # noqa: BLE001 - the caller waits for this thread
-            _log.exception("the control thread of a volatile group failed")
-            self._fail(TransportError(f"the volatile group's control thread failed: {error}"))
-
-    def _fail(self, error: HiveError) -> None:
-        group = self._group
-        with self._changed:
-            self._failure = self._failure or error
-            self._group = None
-            self._changed.notify_all()
-        if group is not None:
-            group.abort(str(error))
-            group.close(timeout_s=1.0)
-
-    def _who_asks(self) -> frozenset[Member]:
-        if self.view.members[0] != self.member:
-            return frozenset()
-        self._asked, found = self._register.asked(max(self._asked, self.view.asked))
-        here = {one.name: one for one in self.view.members}
-        return frozenset(one for one in found if here.get(one.name) != one)
-
-    def _connect(self) -> None:
-        """Connect the members of the present view; have it changed again where they do not come."""
-        view = self.view
-        try:
-            group = Group.connect(
-                self._register.rendezvous(view.epoch),
-                rank=view.rank_of(self.member),
-                world_size=len(view.members),
-                name=f"volatile/{view.epoch}",
-                connect_timeout_s=CONNECT_S,
-                settings=self._settings,
+    def _name(self, differ: Differ) -> None:
+        """Whose result is another one. A majority sends the odd ones away."""
+        shown = ", ".join(f"{one}: {digest.hex()[:8]}" for one, digest in sorted(differ.digests.items()))
+        odd = ", ".join(map(str, sorted(differ.odd)))
+        _log.warning("results of step %d differ%s: %s", differ.step, f", {odd} is odd" if odd else "", shown)
+        if self.member in differ.odd:
+            reason = (
+                f"its result of step {differ.step} is not that of the others ({shown}): this machine computes wrong"
             )
-        except RegisterLostError:
-            raise
-        except TransportError as error:
-            _log.info("epoch %d did not connect: %s", view.epoch, error)
-            self._change(frozenset())
-            return
-        if len(view.members) > 1:
-            bell = group.recv(np.zeros(1, np.uint8), None, _DOORBELL, timeout_s=_FOREVER_S)
-            bell.add_done_callback(lambda _: self._rung(view))
-        with self._changed:
-            self._group = group
-            self._changed.notify_all()
+            raise PeerError(str(self.member), reason)
 
-    def _rung(self, view: View) -> None:
-        if self.view is view:  # else the bell of a group that was closed
-            self._wanted.set()
+    def _settled(self, view: View, step: int) -> bool:
+        """After a failure: have the view changed, and wait until it is. Whether the step was committed with that."""
+        control = self._control
+        with control.changed:
+            if control.view is view and control.state.phase is not Phase.FROZEN:
+                control.suspect()
+            while control.view is view and control.failure is None and not control.closing:
+                control.changed.wait(0.5)
+            self._raise_failure()
+            return control.decided is not None and control.decided.step == step
 
-    def _change(self, joining: frozenset[Member]) -> None:
-        """Agree with the living members on the next view, and take it."""
-        group, view = self._group, self.view
-        joining |= {self.member} if self._stateless else frozenset()
-        gone = frozenset(view.members[rank] for rank in (group.lost_ranks() if group is not None else ()))
-        began_s = time.monotonic()
-        with self._changed:
-            self._take(commit.changed(self._state, lost=gone, joining=joining, asked=self._asked))
-        self._ring(group)
-        if group is not None:
-            group.abort("the view changes")
-        while self.view is view and self._failure is None and not self._closing:
-            held = self._register.view()
-            if held is None:
-                raise RegisterLostError("reading the view", "the register has forgotten it")
-            stands = {one: self._register.frozen(view.epoch, one) for one in view.members if one != self.member}
-            late = time.monotonic() - began_s > LATE_S
-            missing = frozenset(one for one, stand in stands.items() if stand is None)
-            if late and not missing - self._state.lost:  # all have said where they stand: who decides has gone since
-                living = [one for one in view.members if one not in self._state.lost]
-                missing = frozenset(living[:1]) - {self.member}
-                began_s = time.monotonic()
-            with self._changed:
-                self._take(commit.entered(self._state, held))
-                for one, stand in stands.items():
-                    if stand is not None:
-                        self._take(commit.received(self._state, one, stand))
-                if late and missing - self._state.lost:
-                    self._take(commit.changed(self._state, lost=missing))
-            if self.view is view:
-                time.sleep(POLL_S)
-        self._wanted.clear()
-        self._drop_group()
+    def _keep(self, met: Committed, view: View, views: Sequence[TensorView], quorum: int) -> None:
+        """Hold the result for those who are behind, as long as there may be any."""
+        shelf = self._control.shelf
+        holds = self.member in view.workers[:HOLDERS_MAX] and (view.joining or self.view.joining)
+        if holds or quorum:
+            data = [one.data for one in views]
+            lengths = tuple(one.nbytes for one in data)
+            manifest = Manifest(met.step, self.digest, met.members, lengths, piece_digests(data), met.step)
+            shelf.put_result(manifest, data)
+        else:
+            shelf.clear(met.step)
 
-    def _take(self, result: tuple[State, list[Action]]) -> None:
-        """Adopt a new state and carry its actions out. The lock is held."""
-        self._state, actions = result
-        for action in actions:
-            match action:
-                case Send(message) if not isinstance(message, Prepared):
-                    self._register.say_frozen(self.member, message)
-                case Advance(view):
-                    held = self._register.advance(view, self.view)
-                    _log.info("epoch %d: %s", held.epoch, ", ".join(map(str, held.members)))
-                    self._take(commit.entered(self._state, held))
-                case Commit():
-                    self._decided = action
-                case Left(epoch, behind):
-                    why = "steps were committed that it does not hold" if behind else "it was out of reach"
-                    self._failure = EvictedError(f"epoch {epoch} goes on without {self.member}: {why}")
-                case _:
-                    pass
+    def _raise_failure(self) -> None:
+        if self._control.failure is not None:
+            raise self._control.failure
+        if self._control.closing:
+            raise MisuseError("this volatile group is closed")
 
-    def _ring(self, group: Group | None) -> None:
-        """Have the other members look into the register."""
-        if group is None:
-            return
-        others = [rank for rank in range(group.size) if rank != group.rank and rank not in group.lost_ranks()]
-        rung: list[Work] = []
-        for rank in others:
-            with contextlib.suppress(HiveError):
-                rung.append(group.send(np.ones(1, np.uint8), rank, _DOORBELL, priority=Priority.CONTROL))
-        for work in rung:  # an abort would take back what has not left
-            try:
-                work.wait(RING_S)
-            except HiveError as error:
-                _log.info("a member was not told that the view changes: %s", error)
+    # Giving and taking what is behind.
 
-    def _drop_group(self) -> None:
-        with self._changed:
-            group, self._group = self._group, None
-            self._changed.notify_all()
-        if group is not None:
-            group.close(timeout_s=1.0)
+    def _is_needed(self) -> bool:
+        control = self._control
+        alone = control.view.workers == (self.member,) and control.failure is None and not control.closing
+        return alone and control.state.phase is not Phase.OUT and control.somebody_learns()
+
+    def _give_state(self) -> None:
+        """Put the state on the shelf, if somebody learns and it is not there."""
+        state, shelf = self._control.state, self._control.shelf
+        holds = self.member in state.view.workers[:HOLDERS_MAX] and state.view.joining
+        if holds and shelf.wanted and not shelf.has_state() and state.phase is Phase.REDUCING:
+            shelf.put_state(state.committed, state.digest, bytes(self._get_state()))
+
+    def _learn(self, give_up_s: float, timeout_s: float) -> None:
+        """Fetch the state and what follows it, until this member works."""
+        pace, fetch = Pace(), None
+        while True:
+            with self._control.changed:
+                self._raise_failure()
+                state = self._control.state
+            if state.phase is not Phase.BEHIND and self.member in state.view.workers:
+                return
+            if time.monotonic() >= give_up_s:
+                raise TimedOutError(f"joining: {self.member} did not catch up", timeout_s=timeout_s)
+            if state.committed < 0:
+                fetch = self._learn_state(state.view, fetch)
+            elif not self._learn_result(state, pace):
+                self._say_ready(state)
+
+    def _learn_state(self, view: View, fetch: Fetch | None) -> Fetch | None:
+        """Fetch the state that most holders have; what is under way, or None where it is taken over."""
+        holders = self._control.holders(view.workers[:HOLDERS_MAX])
+        best = agreed(ask_all(holders, STATE))
+        if best is None:
+            time.sleep(POLL_S)
+            return fetch
+        what, same = best
+        if fetch is None or (fetch.what.step, fetch.what.pieces) != (what.step, what.pieces):
+            size = sum(what.lengths)
+            if size > self._state_bytes_max:
+                limit = f"{self._state_bytes_max} (Settings.receive_bytes_max)"
+                raise PeerError(str(same[0]), f"its state has {size} bytes, and this process takes at most {limit}")
+            fetch = Fetch(what, state=True)
+        if not fetch.run([one for one in holders if one.member in same], stop=self._is_over):
+            return fetch
+        given = ", ".join(f"{one} {count}" for one, count in sorted(fetch.given.items()))
+        _log.info("the state after step %d is here; pieces by %s", what.step, given or "nobody: it is empty")
+        self._set_state(bytes(fetch.data))
+        with self._control.changed:
+            self._control.take(commit.learned(self._control.state, what.step, what.digest))
+        return None
+
+    def _learn_result(self, state: commit.State, pace: Pace) -> bool:
+        """Fetch the result after the last one that is here, and apply it; whether it was there."""
+        apply_result = self._apply_result
+        found = self._fetch_result(state.committed + 1, state.view.workers[:HOLDERS_MAX])
+        if found is None or apply_result is None:
+            if isinstance(found, Absent) or (found is not None and apply_result is None):
+                self._forget("the results that it needs are not kept any more")
+            return False
+        if isinstance(found, Absent):
+            self._forget("the results that it needs are not kept any more")
+            return True
+        apply_result(found.what.step, found.tensors())
+        self._followed(found.what)
+        reason = pace.followed(found.what.head - found.what.step)
+        if reason:
+            self._control.tell_first(Pause(reason))
+        return True
+
+    def _forget(self, reason: str) -> None:
+        """Learn from the state on again."""
+        control = self._control
+        _log.info("%s learns anew: %s", self.member, reason)
+        control.tell_first(Pause(reason))
+        with control.changed:
+            control.take((replace(control.state, committed=-1, digest=bytes(DIGEST_BYTES)), []))
+
+    def _say_ready(self, state: commit.State) -> None:
+        """Nothing more is there to follow."""
+        if self.member in state.view.joining and state.committed >= 0:
+            self._control.tell_first(Ready(state.committed, state.digest))
+        time.sleep(2 * POLL_S)
+
+    def _fetch_result(self, step: int, members: Sequence[Member]) -> Fetch | Absent | None:
+        """The result of a step; None where nobody has it yet, Absent where nobody has it any more."""
+        holders = self._control.holders(members)
+        found = ask_all(holders, step)
+        best = agreed(found)
+        if best is None:
+            gone = [one for one in found.values() if isinstance(one, Absent) and one.gone]
+            return gone[0] if gone and len(gone) == len(found) else None
+        what, same = best
+        fetch = Fetch(what, state=False)
+        return fetch if fetch.run([one for one in holders if one.member in same], stop=self._is_over) else None
+
+    def _followed(self, what: Manifest) -> bool:
+        """Count a result that was fetched as committed here, if it is the one that follows."""
+        control = self._control
+        with control.changed:
+            self._raise_failure()
+            if commit.chained(control.state.digest, what.result) != what.digest:
+                reason = f"the others' result of step {what.step} does not follow from what this member holds"
+                raise PeerError("the group", reason)
+            actions = control.take(commit.followed(control.state, what.step, what.result))
+            return any(isinstance(one, Commit) for one in actions)
+
+    def _follow(self, view: View, views: Sequence[TensorView], give_up_s: float, timeout_s: float) -> Committed | None:
+        """Take the next result from those who have committed it; None where the view changes."""
+        control = self._control
+        while control.view is view and control.state.phase is not Phase.FROZEN:
+            self._raise_failure()
+            if time.monotonic() >= give_up_s:
+                raise TimedOutError(f"following step {self.step + 1}", timeout_s=timeout_s)
+            state = control.state
+            chosen = commit.announced(state, state.committed + 1)
+            found = self._fetch_result(state.committed + 1, chosen.members if chosen else view.workers[:HOLDERS_MAX])
+            if isinstance(found, Absent):
+                raise EvictedError(f"{self.member} is too far behind: step {state.committed + 1} is not kept any more")
+            if found is None:
+                self._say_ready(state)
+                continue
+            what, tensors = found.what, found.tensors()
+            if what.lengths != tuple(one.data.nbytes for one in views):
+                raise PeerError("the group", f"its tensors of step {what.step} have {what.lengths} bytes, not ours")
+            if not self._followed(what):
+                continue
+            if self._apply_result is not None and what.head > what.step and self._is_behind():
+                self._apply_result(what.step, tensors)
+                continue
+            for one, data in zip(views, tensors, strict=True):
+                one.data[:] = data
+            return Committed(what.step, what.members, 0, contributed=False)
+        return None
+
+    def _is_behind(self) -> bool:
+        """Whether there is one more result to follow, whatever becomes of the view."""
+        found = ask_all(self._control.holders(self.view.workers[:HOLDERS_MAX]), self.step + 1)
+        return any(isinstance(one, Manifest) for one in found.values())
+
+    def _is_over(self) -> bool:
+        return self._control.failure is not None or self._control.closing
 
 
-def _digest(views: Sequence[TensorView]) -> bytes:
-    found = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    for one in views:
-        found.update(one.data)
-    return found.digest()
+def _end(works: Sequence[Work]) -> None:
+    """Wait for all, then raise the first error: until they end, the tensors are theirs."""
+    errors: list[HiveError] = []
+    for one in works:
+        try:
+            one.wait()
+        except HiveError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+
+
+def _require_finite(views: Sequence[TensorView]) -> None:
+    for place, one in enumerate(views):
+        if not one.numpy_has_dtype:
+            continue
+        values = one.numpy()
+        # The sum tells in one pass that all is well; where it is not finite, it may have overflown.
+        if values.dtype.kind in "fc" and not np.isfinite(values.sum()) and not np.isfinite(values).all():
+            where = int(np.flatnonzero(~np.isfinite(values))[0])
+            raise MisuseError(f"tensor {place} holds {values.reshape(-1)[where]} at {where}: nothing of it was sent")

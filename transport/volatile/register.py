@@ -7,13 +7,15 @@ job's secret (HMAC-SHA-256, RFC 2104) over its key and itself.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import threading
 import time
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol, TypeVar
 
-from hive_qos.errors import PeerError, TimedOutError
+from hive_qos.errors import PeerError, RegisterLostError, TimedOutError
+from transport.volatile import messages
 from transport.volatile import view as views
 from transport.volatile.commit import Frozen
 from transport.volatile.view import Member, View
@@ -21,6 +23,9 @@ from transport.wire import cbor
 from transport.wire.error_codes import WireError
 
 TAG_BYTES = 32
+T = TypeVar("T")
+STORE_S = 10.0
+"""A store in another part of the world answers within a second, and one that restarts within some."""
 POLL_S = 0.02
 """Between two looks for a value: a fifth of a round trip of the Internet, and 50 small requests a second at most."""
 
@@ -78,10 +83,11 @@ class Register:
     Args:
         job: keeps jobs that share a store apart.
         secret: of the job; b"" trusts whoever can write to the store.
+        timeout_s: a store that does not answer for so long counts as lost, whatever its own client thinks.
     """
 
-    def __init__(self, store: Store, *, job: str, secret: bytes = b"") -> None:
-        self.store = store
+    def __init__(self, store: Store, *, job: str, secret: bytes = b"", timeout_s: float = STORE_S) -> None:
+        self.store: Store = Bounded(store, timeout_s)
         self._prefix = f"hive/volatile/{job}/"
         self._secret = secret
 
@@ -95,39 +101,73 @@ class Register:
         return None if not held else views.decode(self._opened("view", held))
 
     def advance(self, view: View, before: View | None) -> View:
-        """Make `view` the successor of `before`, unless that has another one already; the view in force then."""
+        """Make `view` the successor of `before`, unless that has another one already; the view in force then.
+
+        Raises:
+            RegisterLostError: the register holds neither of the two, nor another one: it has lost what it held.
+        """
         expected = b"" if before is None else self._sealed("view", views.encode(before))
         held = self.store.compare_set(self._key("view"), expected, self._sealed("view", views.encode(view)))
+        if not held:
+            raise RegisterLostError("advancing the view", "the register has forgotten it")
         return views.decode(self._opened("view", held))
 
     def say_frozen(self, member: Member, stand: Frozen) -> None:
         """Tell the others of this epoch where `member` stands."""
-        self._write(_frozen_key(stand.epoch, member), _encode_stand(stand))
+        self._write(_frozen_key(stand.epoch, member), messages.encode(stand))
 
     def frozen(self, epoch: int, member: Member) -> Frozen | None:
         """Where a member said that it stands, or None."""
         held = self._read(_frozen_key(epoch, member))
-        return None if held is None else _decode_stand(held, epoch)
+        if held is None:
+            return None
+        stand = messages.decode(held, sender="register")
+        if not isinstance(stand, Frozen) or stand.epoch != epoch:
+            raise PeerError("register", f"{member} has left no note of where it stands, but something else")
+        return stand
 
-    def ask_to_join(self, member: Member) -> None:
-        """Put `member` behind those who have asked before."""
+    def ask_to_join(self, member: Member, *, follows: bool = True) -> None:
+        """Put `member` behind those who have asked before. `follows`: it can apply results of others."""
         place = self.store.add(self._key("asked"), 1)
-        self._write(f"asks/{place}", cbor.encode_map({0: member.name, 1: member.incarnation}))
+        self._write(f"asks/{place}", cbor.encode_map({0: member.name, 1: member.incarnation, 2: follows}))
 
-    def asked(self, after: int) -> tuple[int, tuple[Member, ...]]:
-        """Who has asked to join since place `after`, and the place to go on from."""
-        found: list[Member] = []
+    def asked(self, after: int) -> tuple[int, Mapping[Member, bool]]:
+        """Who has asked to join since place `after` and whether it follows; and the place to go on from."""
+        found: dict[Member, bool] = {}
         last = self.store.add(self._key("asked"), 0)
         for place in range(after + 1, last + 1):
             held = self._read(f"asks/{place}")
             if held is None:  # its number is taken, its name follows in a moment
-                return place - 1, tuple(found)
-            found.append(_decode_member(held))
-        return last, tuple(found)
+                return place - 1, found
+            with _readable("a request to join"):
+                values = cbor.decode_map(held)
+                found[Member(str(values[0]), int(values[1]))] = values[2] is True
+        return last, found
 
-    def rendezvous(self, epoch: int) -> RegisterRendezvous:
-        """Where the ranks of an epoch publish how to reach them."""
-        return RegisterRendezvous(self, f"connect/{epoch}/")
+    def plan_mesh(self, epoch: int, members: Sequence[Member]) -> int:
+        """Note that `members` are to connect to each other, by the word of a view's first worker; a number for it."""
+        number = self.store.add(self._key("meshes"), 1) + 1  # the first view's is 1
+        pairs = [[one.name, one.incarnation] for one in members]
+        self._write(f"mesh/{number}", cbor.encode_map({0: epoch, 1: pairs}))
+        return number
+
+    def last_mesh(self) -> int:
+        """The number of the newest connections that were planned."""
+        return self.store.add(self._key("meshes"), 0) + 1
+
+    def mesh(self, number: int) -> tuple[int, tuple[Member, ...]] | None:
+        """In which epoch they were planned, and who is to have them; None where that is not written yet."""
+        held = self._read(f"mesh/{number}")
+        if held is None:
+            return None
+        with _readable("a note of who is to connect"):
+            values = cbor.decode_map(held)
+            members = tuple(Member(str(name), int(incarnation)) for name, incarnation in values[1])
+            return int(values[0]), members
+
+    def rendezvous(self, mesh: int) -> RegisterRendezvous:
+        """Where the ranks of a mesh publish how to reach them."""
+        return RegisterRendezvous(self, f"connect/{mesh}/")
 
     def _key(self, name: str) -> str:
         return self._prefix + name
@@ -153,8 +193,54 @@ class Register:
         return hmac.digest(self._secret or b"-", self._key(name).encode() + b"\0" + value, "sha256")
 
 
+class Bounded:
+    """A store whose calls end in time: clients of remote ones wait for ever where a host is cut off.
+
+    A call that does not end keeps its thread, which is a daemon; later calls then fail at once.
+    """
+
+    def __init__(self, store: Store, timeout_s: float) -> None:
+        self._store = store
+        self._timeout_s = timeout_s
+        self._stuck = ""
+
+    def get(self, key: str) -> bytes | None:
+        return self._in_time(f"reading {key}", lambda: self._store.get(key))
+
+    def set(self, key: str, value: bytes) -> None:
+        self._in_time(f"writing {key}", lambda: self._store.set(key, value))
+
+    def compare_set(self, key: str, expected: bytes, value: bytes) -> bytes:
+        return self._in_time(f"replacing {key}", lambda: self._store.compare_set(key, expected, value))
+
+    def add(self, key: str, amount: int) -> int:
+        return self._in_time(f"counting {key}", lambda: self._store.add(key, amount))
+
+    def _in_time(self, what: str, call: Callable[[], T]) -> T:
+        if self._stuck:
+            raise RegisterLostError(what, f"it has not answered since {self._stuck}")
+        results: list[T] = []
+        errors: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                results.append(call())
+            except BaseException as error:  # noqa: BLE001 - raised in the caller's thread
+                errors.append(error)
+
+        thread = threading.Thread(target=run, name="hive-register", daemon=True)
+        thread.start()
+        thread.join(self._timeout_s)
+        if errors:
+            raise errors[0]
+        if not results:
+            self._stuck = what
+            raise RegisterLostError(what, f"no answer within {self._timeout_s:g} s")
+        return results[0]
+
+
 class RegisterRendezvous:
-    """`transport.Rendezvous` of one epoch."""
+    """`transport.Rendezvous` of one mesh."""
 
     def __init__(self, register: Register, prefix: str) -> None:
         self._register = register
@@ -176,34 +262,9 @@ def _frozen_key(epoch: int, member: Member) -> str:
     return f"frozen/{epoch}/{member.name}/{member.incarnation}"
 
 
-def _encode_stand(stand: Frozen) -> bytes:
-    return cbor.encode_map(
-        {
-            0: stand.committed,
-            1: stand.digest,
-            2: stand.prepared,
-            3: _encode_members(stand.lost),
-            4: _encode_members(stand.joining),
-        }
-    )
-
-
-def _decode_stand(data: bytes, epoch: int) -> Frozen:
+@contextlib.contextmanager
+def _readable(what: str) -> Iterator[None]:
     try:
-        held = cbor.decode_map(data)
-        lost, joining = (frozenset(Member(str(name), int(number)) for name, number in held[key]) for key in (3, 4))
-        return Frozen(epoch, int(held[0]), bytes(held[1]), held[2] and bytes(held[2]), lost, joining)
+        yield
     except (KeyError, TypeError, ValueError, WireError) as error:
-        raise PeerError("register", f"a member's note cannot be read: {error}") from error
-
-
-def _encode_members(members: Iterable[Member]) -> list[list[object]]:
-    return [[one.name, one.incarnation] for one in sorted(members)]
-
-
-def _decode_member(data: bytes) -> Member:
-    try:
-        held = cbor.decode_map(data)
-        return Member(str(held[0]), int(held[1]))
-    except (KeyError, TypeError, ValueError, WireError) as error:
-        raise PeerError("register", f"a request to join cannot be read: {error}") from error
+        raise PeerError("register", f"{what} cannot be read: {error}") from error

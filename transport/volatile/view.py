@@ -43,8 +43,10 @@ class View:
             comes then begins anew.
         base_step: the last step that is committed. 0 before the first.
         digest: of the results of all steps up to that one, 16 bytes.
-        joining: those of the members that have yet to receive the state after `base_step`.
+        joining: those of the members that learn: they take no part in steps, and fetch the state and what follows it.
         asked: how many requests to join have been looked at.
+        mesh: the number of the connections on which this view works; a view that only loses members keeps them.
+        pause: no step begins until those who learn hold the state after `base_step`.
     """
 
     epoch: int
@@ -53,6 +55,13 @@ class View:
     digest: bytes
     joining: tuple[Member, ...] = ()
     asked: int = 0
+    mesh: int = 1
+    pause: bool = False
+
+    @property
+    def workers(self) -> tuple[Member, ...]:
+        """Those of the members that take part in steps."""
+        return tuple(one for one in self.members if one not in self.joining)
 
     def rank_of(self, member: Member) -> int:
         """Its place among the members.
@@ -73,6 +82,8 @@ def encode(view: View) -> bytes:
             3: view.digest,
             4: [view.members.index(one) for one in view.joining],
             5: view.asked,
+            6: view.mesh,
+            7: view.pause,
         }
     )
 
@@ -88,9 +99,10 @@ def decode(data: bytes) -> View:
         pairs = [_list(one) for one in _list(value[1])]
         members = tuple(Member(_text(name), _number(incarnation)) for name, incarnation in pairs)
         joining = tuple(members[_number(place)] for place in _list(value[4]))
-        view = View(_number(value[0]), members, _number(value[2]), _bytes(value[3]), joining, _number(value[5]))
-        if len(members) > MEMBERS_MAX or list(members) != sorted(set(members)) or view.epoch < 1:
-            raise ValueError("members that are not sorted, or no epoch")
+        asked, mesh, pause = _number(value[5]), _number(value[6]), value[7] is True
+        view = View(_number(value[0]), members, _number(value[2]), _bytes(value[3]), joining, asked, mesh, pause)
+        if (members and not view.workers) or len(members) > MEMBERS_MAX or list(members) != sorted(set(members)) or view.epoch < 1:
+            raise ValueError("members that are not sorted or all learn, or no epoch")
     except (KeyError, IndexError, TypeError, ValueError, WireError) as error:
         raise PeerError("register", f"it holds no view ({error}): another program may write to it") from error
     return view

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
-from hive_qos.errors import PeerError, TimedOutError
-from transport.volatile.commit import Frozen
+from hive_qos.errors import PeerError, RegisterLostError, TimedOutError
+from transport.volatile.commit import Frozen, Wish
 from transport.volatile.register import MemoryStore, Register
 from transport.volatile.view import DIGEST_BYTES, Member, View, decode, encode
 
 A, B = Member("a", 1), Member("b", 2**61)
 FIRST = View(1, (A,), 0, bytes(DIGEST_BYTES))
-SECOND = View(2, (A, B), 3, b"d" * DIGEST_BYTES, (B,), 4)
+SECOND = View(2, (A, B), 3, b"d" * DIGEST_BYTES, (B,), 4, 2, pause=True)
 
 
 def register(store: MemoryStore, *, job: str = "job", secret: bytes = b"0123456789abcdef") -> Register:
@@ -51,7 +53,14 @@ def test_a_changed_byte_of_the_register_is_noticed(place: int) -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"\xa0", b"\xff" * 40, encode(View(1, (B, A), 0, bytes(DIGEST_BYTES))), encode(View(0, (A,), 0, b"d" * 16))],
+    [
+        b"",
+        b"\xa0",
+        b"\xff" * 40,
+        encode(View(1, (B, A), 0, bytes(DIGEST_BYTES))),
+        encode(View(0, (A,), 0, b"d" * 16)),
+        encode(View(1, (A, B), 0, b"d" * 16, (A, B))),
+    ],
 )
 def test_what_is_no_view_is_refused(data: bytes) -> None:
     with pytest.raises(PeerError, match="holds no view"):
@@ -60,19 +69,49 @@ def test_what_is_no_view_is_refused(data: bytes) -> None:
 
 def test_notes_and_requests_come_back_as_they_were_written() -> None:
     notes = register(MemoryStore())
-    stand = Frozen(7, 5, b"c" * DIGEST_BYTES, b"p" * DIGEST_BYTES, frozenset({A}), frozenset({B}))
+    wish = Wish(frozenset({B}), frozenset({A}), 3, 2, pause=True)
+    stand = Frozen(7, 5, b"c" * DIGEST_BYTES, b"p" * DIGEST_BYTES, (A, B), frozenset({A}), wish)
     notes.say_frozen(A, stand)
     assert notes.frozen(7, A) == stand
     assert notes.frozen(8, A) is None
-    for member in (A, B):
-        notes.ask_to_join(member)
-    assert notes.asked(0) == (2, (A, B))
-    assert notes.asked(1) == (2, (B,))
+    notes.ask_to_join(A)
+    notes.ask_to_join(B, follows=False)
+    assert notes.asked(0) == (2, {A: True, B: False})
+    assert notes.asked(1) == (2, {B: False})
+    assert notes.last_mesh() == 1
+    assert notes.plan_mesh(7, (A, B)) == notes.last_mesh() == 2
+    assert notes.mesh(2) == (7, (A, B))
+    assert notes.mesh(3) is None
 
 
-def test_ranks_of_an_epoch_do_not_meet_those_of_another() -> None:
+def test_ranks_of_a_mesh_do_not_meet_those_of_another() -> None:
     notes = register(MemoryStore())
     notes.rendezvous(1).set("rank-0", b"here")
     assert notes.rendezvous(1).get("rank-0", 0.0) == b"here"
     with pytest.raises(TimedOutError):
         notes.rendezvous(2).get("rank-0", 0.0)
+
+
+def test_a_register_that_has_forgotten_its_view_takes_no_successor() -> None:
+    store = MemoryStore()
+    register(store).advance(FIRST, None)
+    with pytest.raises(RegisterLostError, match="has forgotten it"):
+        register(MemoryStore()).advance(SECOND, FIRST)
+
+
+def test_a_store_that_does_not_answer_is_lost_in_time_and_not_asked_again() -> None:
+    answers = threading.Event()
+
+    class Silent(MemoryStore):
+        def get(self, key: str) -> bytes | None:
+            answers.wait()
+            return None
+
+    notes = Register(Silent(), job="job", timeout_s=0.01)
+    try:
+        with pytest.raises(RegisterLostError, match="no answer within"):
+            notes.view()
+        with pytest.raises(RegisterLostError, match="has not answered since"):
+            notes.last_mesh()
+    finally:
+        answers.set()
