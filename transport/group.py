@@ -12,7 +12,7 @@ seconds; later operations of a group with a lost rank raise it at once. Every op
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -399,6 +399,13 @@ class Group:
         """The ranks of this group that are known to be gone, and why."""
         lost = self._runtime.lost()
         return {rank: lost[world] for rank, world in enumerate(self._ranks) if world in lost}
+
+    def call_on_loss(self, callback: Callable[[], None]) -> None:
+        """Call `callback()` whenever a rank of the connected group is found to be gone, before operations fail for it.
+
+        It runs in the transport's thread, must be short and must not raise. A second one replaces the first.
+        """
+        self._runtime.call_on_loss(callback)
 
     def round_trips_s(self) -> dict[int, float]:
         """To the ranks of this group that are connected, as measured."""

@@ -65,6 +65,7 @@ class Runtime:
         self._rates = LinkRates()
         self._order = itertools.count()
         self._lost: dict[int, str] = {}
+        self._on_loss: Callable[[], None] | None = None
         self._connected = threading.Event()
         self._refusals = 0
         self._refusal: PeerError | None = None
@@ -155,7 +156,7 @@ class Runtime:
             in_flight=self._in_flight,
             delays=self._delays,
             lost=self._lost,
-            on_gone=lambda: self._p2p.gone(self._anybody_left),
+            on_gone=self._somebody_is_gone,
         )
         self._p2p = P2PEngine(
             self._endpoint,
@@ -343,6 +344,12 @@ class Runtime:
         """Ranks that are gone, and why."""
         return dict(self._lost)
 
+    def call_on_loss(self, callback: Callable[[], None]) -> None:
+        """As `Group.call_on_loss`."""
+        self._on_loss = callback
+        if self._lost:
+            callback()
+
     def statistics(self) -> Mapping[int, ConnectionStatistics]:
         """What every living connection measured, by connection."""
         return {} if self._engine is None else self._engine.statistics()
@@ -475,6 +482,11 @@ class Runtime:
         self._in_flight.abandon()
         for op in self._p2p.of_group(None):
             self._p2p.abandon(op)
+
+    def _somebody_is_gone(self) -> None:
+        self._p2p.gone(self._anybody_left)
+        if self._on_loss is not None:
+            self._on_loss()
 
     def _anybody_left(self, group: str) -> bool:
         others = [rank for rank in self._groups.by_name[group].ranks if rank != self.rank]

@@ -242,7 +242,15 @@ class Control:
             time.sleep(5 * POLL_S)
 
     def _connect_to(self, number: int, members: frozenset[Member]) -> Mesh:
-        return Mesh.connect(self._register, number, members, self.member, settings=self._settings, on_mail=self._mailed)
+        return Mesh.connect(
+            self._register,
+            number,
+            members,
+            self.member,
+            settings=self._settings,
+            on_mail=self._mailed,
+            on_loss=self._wake.set,
+        )
 
     def _begin_connecting(self, number: int, members: frozenset[Member]) -> None:
         """Connect in a thread of its own, while steps go on."""

@@ -38,14 +38,24 @@ class Mesh:
     Args:
         members: whom it connects, sorted: their places are the group's ranks.
         on_mail: takes what another member has mailed, in the transport's thread: short, and it waits for nothing.
+        on_loss: called there when one is lost.
     """
 
-    def __init__(self, number: int, members: tuple[Member, ...], group: Group, on_mail: OnMail) -> None:
+    def __init__(
+        self,
+        number: int,
+        members: tuple[Member, ...],
+        group: Group,
+        *,
+        on_mail: OnMail,
+        on_loss: Callable[[], None],
+    ) -> None:
         self.number = number
         self.members = members
         self._group = group
         self._on_mail = on_mail
         self._closed = False
+        group.call_on_loss(on_loss)
         if group.size > 1:
             self._listen()
 
@@ -59,6 +69,7 @@ class Mesh:
         *,
         settings: Settings | None,
         on_mail: OnMail,
+        on_loss: Callable[[], None],
     ) -> Mesh:
         """Connect to the others, who do the same.
 
@@ -75,7 +86,7 @@ class Mesh:
             connect_timeout_s=CONNECT_S,
             settings=settings,
         )
-        return cls(number, ordered, group, on_mail)
+        return cls(number, ordered, group, on_mail=on_mail, on_loss=on_loss)
 
     def lost(self) -> frozenset[Member]:
         """Who is known to be gone."""

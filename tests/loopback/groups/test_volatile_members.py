@@ -1,0 +1,132 @@
+"""Members of a volatile group are killed at each point of the protocol, stopped, sent away and let in."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from patience import wait_until
+
+PROGRAM = Path(__file__).parents[1] / "volatile_member.py"
+LIMIT_S = 60.0
+
+
+class Members:
+    """Processes by name, and what each has written so far."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._start("register", [])
+        wait_until(lambda: self.lines("register"), what=self.said, limit_s=LIMIT_S)
+
+    def start(self, name: str, **wishes: Any) -> None:
+        self._start(name, [json.dumps({"name": name, **wishes})])
+
+    def _start(self, name: str, arguments: Sequence[str]) -> None:
+        command = [sys.executable, str(PROGRAM), str(self._folder / "socket"), *arguments]
+        with self._log(name).open("wb") as output, self._log(f"{name}.errors").open("wb") as errors:
+            self.processes[name] = subprocess.Popen(command, stdout=output, stderr=errors)
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        text = self._log(name).read_text(encoding="utf-8")
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+    def steps(self, name: str) -> list[dict[str, Any]]:
+        return [one for one in self.lines(name) if "step" in one]
+
+    def meet_as(self, names: str) -> None:
+        """Wait until the result of a step has exactly the parts of those."""
+        members, first = list(names), self.processes[names[0]]
+
+        def met() -> bool:
+            assert first.poll() is None, self.said()
+            return any(one["members"] == members for one in self.steps(names[0])[-50:])
+
+        wait_until(met, what=self.said, limit_s=LIMIT_S)
+
+    def kill_at_its_point(self, name: str, *, signal_it: bool = True) -> None:
+        if signal_it:
+            self.processes[name].send_signal(signal.SIGUSR1)
+        wait_until(lambda: any("at" in one for one in self.lines(name)), what=self.said, limit_s=LIMIT_S)
+        self.processes[name].kill()
+
+    def end_of(self, name: str) -> dict[str, Any]:
+        """The last thing that a member says, when it has ended."""
+        wait_until(lambda: self.processes[name].poll() is not None, what=self.said, limit_s=LIMIT_S)
+        return self.lines(name)[-1]
+
+    def said(self) -> str:
+        told = {name: self.lines(name)[-2:] for name in self.processes}
+        return str(told) + "".join(self._log(f"{name}.errors").read_text()[-2500:] for name in self.processes)
+
+    def check(self) -> None:
+        """All that anybody has committed is one history: the same weights after each step, none left out or twice."""
+        weights: dict[int, set[str]] = {}
+        for name in self.processes:
+            steps = [one["step"] for one in self.steps(name)]
+            assert steps == list(range(min(steps, default=0), min(steps, default=0) + len(steps))), self.said()
+            for one in self.steps(name):
+                weights.setdefault(one["step"], set()).add(one["digest"])
+        assert {step for step, found in weights.items() if len(found) > 1} == set(), self.said()
+
+    def end(self) -> None:
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+
+    def _log(self, name: str) -> Path:
+        return self._folder / name
+
+
+@pytest.fixture
+def members(tmp_path: Path) -> Iterator[Members]:
+    found = Members(tmp_path)
+    yield found
+    found.end()
+
+
+def test_members_that_are_killed_at_each_point_of_a_step_take_nothing_with_them(members: Members) -> None:
+    for name, point in zip("cdef", ["reducing", "reduced", "prepared", "committed"], strict=True):
+        members.start(name, stop=point)
+    for name in "ab":
+        members.start(name)
+    members.meet_as("abcdef")
+    for place, name in enumerate("cdef"):
+        members.kill_at_its_point(name)
+        members.meet_as("ab" + "cdef"[place + 1 :])
+    members.check()
+
+
+@pytest.mark.parametrize("point", ["deciding", "decided"])
+def test_another_decides_when_the_one_that_decides_is_killed(members: Members, point: str) -> None:
+    members.start("a", stop=point)
+    for name in "bcd":
+        members.start(name)
+    members.meet_as("abcd")
+    members.processes["a"].send_signal(signal.SIGUSR1)
+    members.processes["b"].kill()
+    members.kill_at_its_point("a")
+    members.meet_as("cd")
+    members.check()
+
+
+def test_learners_that_are_killed_or_lose_their_sources_stop_nobody(members: Members) -> None:
+    size = 2_000_000  # eight pieces of a mebibyte
+    for name in "abc":
+        members.start(name, parameters=size)
+    members.meet_as("abc")
+    members.start("x", parameters=size, stop="fetching", armed=True)
+    members.kill_at_its_point("x", signal_it=False)
+    members.start("y", parameters=size, stop="ready", armed=True)
+    members.kill_at_its_point("y", signal_it=False)
+    members.start("z", parameters=size)
+    members.processes["a"].kill()  # the first of its sources, and who lets it in
+    members.meet_as("bcz")
+    members.check()

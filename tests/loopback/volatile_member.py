@@ -1,0 +1,174 @@
+"""A member of a volatile group in a process of its own, or the register of its job.
+
+The member writes a line of JSON for each step. It may be told to stand still at a point of the protocol: it then says
+so, and the test kills it there.
+
+    python volatile_member.py ADDRESS
+    python volatile_member.py ADDRESS '{"name": "a", "stop": "reduced"}'
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from multiprocessing.managers import BaseManager
+from typing import Any
+
+import numpy as np
+
+from hive_qos.errors import HiveError
+from transport.group import Group
+from transport.settings import Settings
+from transport.volatile import group as volatile
+from transport.volatile.control import Control
+from transport.volatile.register import MemoryStore, Register, Store
+from transport.volatile.transfer import Fetch, digest_of, piece_digests
+
+SECRET = b"0123456789abcdef"
+PARAMETERS = 20_000
+
+
+class StoreServer(BaseManager):
+    """Serves one `MemoryStore` to processes of this machine."""
+
+
+def serve(address: str) -> None:
+    """Serve a store at a Unix socket, for ever."""
+    store = MemoryStore()
+    StoreServer.register("store", callable=lambda: store)
+    server = StoreServer(address=address, authkey=SECRET).get_server()
+    tell(serving=address)
+    server.serve_forever()
+
+
+def reach(address: str) -> Store:
+    """The store that is served there."""
+    StoreServer.register("store")
+    client = StoreServer(address=address, authkey=SECRET)
+    client.connect()
+    return client.store()  # type: ignore[attr-defined, no-any-return]
+
+
+def tell(**values: object) -> None:
+    sys.stdout.write(json.dumps(values) + "\n")
+    sys.stdout.flush()
+
+
+class Stop:
+    """Stands still at a named point, from SIGUSR1 on.
+
+    - `reducing`: before its part of a step leaves. `reduced`: it holds the result, and has not said so.
+    - `prepared`: it has said so to all, and heard of none. `committed`: it has committed, and not applied.
+    - `deciding`: it writes the next view. `decided`: it has, and has told nobody.
+    - `fetching`: it has some pieces of the state. `ready`: it is about to say that it has learnt.
+    """
+
+    def __init__(self, point: str, *, armed: bool) -> None:
+        self._point, self._armed = point, armed
+        signal.signal(signal.SIGUSR1, lambda _number, _frame: self._arm())
+        places: Mapping[str, tuple[Any, str, bool]] = {
+            "reducing": (Group, "allreduce", True),
+            "reduced": (volatile.VolatileGroup, "_exchange", True),
+            "committed": (volatile.VolatileGroup, "_exchange", False),
+            "deciding": (Control, "_advance", True),
+            "decided": (Register, "advance", False),
+            "fetching": (Fetch, "_take", False),
+            "ready": (volatile.VolatileGroup, "_say_ready", True),
+        }
+        if point == "prepared":
+            self._after_gather()
+            return
+        owner, name, before = places[point]
+        call = getattr(owner, name)
+
+        def wrapped(*arguments: object, **named: object) -> object:
+            if before:
+                self._here()
+            result = call(*arguments, **named)
+            if not before:
+                self._here()
+            return result
+
+        setattr(owner, name, wrapped)
+
+    def _after_gather(self) -> None:
+        gather = Group.all_gather
+
+        def wrapped(*arguments: Any, **named: Any) -> object:
+            work = gather(*arguments, **named)
+            time.sleep(0.05)  # its part leaves
+            self._here()
+            return work
+
+        Group.all_gather = wrapped  # type: ignore[method-assign, assignment]
+
+    def _arm(self) -> None:
+        self._armed = True
+
+    def _here(self) -> None:
+        if self._armed:
+            tell(at=self._point)
+            time.sleep(600.0)
+
+
+def main(address: str, wishes: Mapping[str, Any]) -> int:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    name = wishes["name"]
+    weights = np.zeros(wishes.get("parameters", PARAMETERS), np.float32)
+    random = np.random.default_rng(sum(name.encode()))
+    if "stop" in wishes:
+        Stop(wishes["stop"], armed=wishes.get("armed", False))
+    if wishes.get("odd"):  # its processor computes wrong
+        true = volatile.piece_digests
+        volatile.piece_digests = lambda tensors: [one[::-1] for one in true(tensors)]  # type: ignore[assignment]
+
+    def set_state(data: bytes) -> None:
+        if len(data) != weights.nbytes:
+            raise HiveError(f"a state of {len(data)} bytes is of another model")
+        weights[:] = np.frombuffer(data, np.float32)
+
+    def apply_result(step: int, tensors: Sequence[memoryview]) -> None:
+        weights[:] += np.frombuffer(tensors[0], np.float32)
+        tell_step(step, [], None)
+
+    def tell_step(step: int, members: Sequence[str], contributed: bool | None) -> None:
+        digest = digest_of(piece_digests([memoryview(weights).cast("B")])).hex()
+        tell(step=step, members=members, digest=digest, contributed=contributed, at_s=time.monotonic())
+
+    try:
+        with volatile.VolatileGroup(
+            Register(
+                reach(address), job=wishes.get("job", "test"), secret=SECRET, timeout_s=wishes.get("store_s", 10.0)
+            ),
+            name=name,
+            get_state=weights.tobytes,
+            set_state=set_state,
+            apply_result=apply_result if wishes.get("follows", True) else None,
+            settings=Settings(listen="127.0.0.1", broker="off", receive_bytes_max=wishes.get("bytes_max", 2**30)),
+            join_timeout_s=wishes.get("join_s", 60.0),
+        ) as group:
+            group.leave_on(signal.SIGTERM)
+            tell(joined=group.step, at_s=time.monotonic())
+            while group.step < wishes.get("steps", 10**9):
+                time.sleep(wishes.get("pause_s", 0.02))
+                change = random.standard_normal(weights.size, np.float32)
+                if wishes.get("nan_at") == group.step:
+                    change[7] = np.nan
+                met = group.all_reduce(change, quorum=wishes.get("quorum", 0))
+                weights += change
+                tell_step(met.step, [one.name for one in met.members], met.contributed)
+    except HiveError as error:
+        tell(error=error.code, text=str(error))
+        return 1
+    tell(left=True)
+    return 0
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 2:
+        serve(sys.argv[1])
+    sys.exit(main(sys.argv[1], json.loads(sys.argv[2])))
