@@ -141,7 +141,7 @@ class Control:
                 self.decided = one
             if isinstance(one, Left):
                 why = "steps were committed that it does not hold" if one.behind else "it was out of reach"
-                self._fail(EvictedError(f"epoch {one.epoch} goes on without {self.member}: {why}"))
+                self.fail(EvictedError(f"epoch {one.epoch} goes on without {self.member}: {why}"))
         if actions:
             self._wake.set()
         return actions
@@ -331,10 +331,10 @@ class Control:
                 self._choose_contributors()
                 self._carry_out()
         except HiveError as error:
-            self._fail(error)
+            self.fail(error)
         except Exception as error:  # noqa: BLE001 - the caller waits for this thread
             _log.exception("the control thread of a volatile group failed")
-            self._fail(TransportError(f"the volatile group's control thread failed: {error}"))
+            self.fail(TransportError(f"the volatile group's control thread failed: {error}"))
 
     def _rest_s(self) -> float:
         if self.state.phase is Phase.FROZEN:
@@ -343,7 +343,8 @@ class Control:
         due_s = [self._look_s, *(self._due_s(step) for step in self._open_steps())]
         return max(min(due_s) - now_s, 0.0)
 
-    def _fail(self, error: HiveError) -> None:
+    def fail(self, error: HiveError) -> None:
+        """This member cannot go on: the caller hears why."""
         with self.changed:
             self.failure = self.failure or error
             self._end_steps()
@@ -418,7 +419,7 @@ class Control:
         self._end_steps()
         if view.mesh != self.mesh.number:
             if self._next is None or self._next.number != view.mesh:
-                self._fail(EvictedError(f"epoch {view.epoch} has connections that {self.member} has not made"))
+                self.fail(EvictedError(f"epoch {view.epoch} has connections that {self.member} has not made"))
                 return
             self.mesh.close_soon()
             self.mesh, self._next = self._next, None

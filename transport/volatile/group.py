@@ -95,7 +95,7 @@ class VolatileGroup:
         set_state: takes such bytes: called before this returns, unless this is the first member.
         apply_result: takes a step's number and the bytes of each of its reduced tensors, and does what the caller does
             after `all_reduce`. With it this member joins while the others go on; without it they wait.
-        members_min: `all_reduce` waits until so many work.
+        members_min: `all_reduce` waits until so many work. An attribute, which may change between steps.
         settings: addresses, engine and identity; None reads the `HIVE_*` environment. A state larger than its
             `receive_bytes_max` is refused.
 
@@ -121,7 +121,7 @@ class VolatileGroup:
         settings = settings or Settings.from_environment()
         self.member = Member(name, secrets.randbits(62))
         self._get_state, self._set_state, self._apply_result = get_state, set_state, apply_result
-        self._members_min = members_min
+        self.members_min = members_min
         self._state_bytes_max = settings.receive_bytes_max
         self._control = Control(register, self.member, settings=settings, follows=apply_result is not None)
         give_up_s = time.monotonic() + join_timeout_s
@@ -278,7 +278,7 @@ class VolatileGroup:
                     state, view = control.state, control.view
                     if state.phase is Phase.BEHIND:
                         return None, view
-                    waits = view.pause or len(view.workers) < self._members_min
+                    waits = view.pause or len(view.workers) < self.members_min
                     if control.group is not None and state.phase is Phase.REDUCING and not waits:
                         return control.group, view
                     control.wait_between_steps(idle=waits)
@@ -292,7 +292,7 @@ class VolatileGroup:
     def _what_waits(self, view: View) -> str:
         if view.pause:
             return f"waiting for {', '.join(map(str, view.joining))}, which could not follow"
-        return f"a volatile group of {len(view.workers)}, of at least {self._members_min} members"
+        return f"a volatile group of {len(view.workers)}, of at least {self.members_min} members"
 
     def _contributors(
         self, view: View, step: int, quorum: int, give_up_s: float, timeout_s: float
@@ -367,7 +367,7 @@ class VolatileGroup:
             reason = (
                 f"its result of step {differ.step} is not that of the others ({shown}): this machine computes wrong"
             )
-            raise PeerError(str(self.member), reason)
+            self._control.fail(PeerError(str(self.member), reason))
 
     def _settled(self, view: View, step: int) -> bool:
         """After a failure: have the view changed, and wait until it is. Whether the step was committed with that."""

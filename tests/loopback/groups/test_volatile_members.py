@@ -92,7 +92,7 @@ def members(tmp_path: Path) -> Iterator[Members]:
     found.end()
 
 
-def test_members_that_are_killed_at_each_point_of_a_step_take_nothing_with_them(members: Members) -> None:
+def test_members_that_are_killed_at_each_point_of_a_step_or_sent_away_take_nothing_with_them(members: Members) -> None:
     for name, point in zip("cdef", ["reducing", "reduced", "prepared", "committed"], strict=True):
         members.start(name, stop=point)
     for name in "ab":
@@ -101,6 +101,10 @@ def test_members_that_are_killed_at_each_point_of_a_step_take_nothing_with_them(
     for place, name in enumerate("cdef"):
         members.kill_at_its_point(name)
         members.meet_as("ab" + "cdef"[place + 1 :])
+    members.processes["a"].send_signal(signal.SIGTERM)  # in the middle of anything
+    wait_until(lambda: members.processes["a"].poll() is not None, what=members.said, limit_s=LIMIT_S)
+    assert members.processes["a"].returncode == 0, members.said()
+    members.meet_as("b")
     members.check()
 
 

@@ -1,0 +1,175 @@
+"""A state comes in pieces from whoever holds it: the faster give more, and a lost holder costs nothing that is here."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from hive_qos.errors import CancelledError, PeerError
+from transport.volatile import transfer
+from transport.volatile.messages import Ask
+from transport.volatile.transfer import (
+    STATE,
+    Absent,
+    Fetch,
+    Holder,
+    Manifest,
+    Pace,
+    Shelf,
+    agreed,
+    ask_all,
+    piece_digests,
+    read_answer,
+)
+from transport.volatile.view import DIGEST_BYTES, Member
+from transport.work import Work
+
+MEMBERS = [Member(name, 1) for name in "abc"]
+DIGEST = b"d" * DIGEST_BYTES
+DATA = bytes(range(256)) * 40
+RESULT = [memoryview(b"x" * 300), memoryview(b""), memoryview(b"y" * 100)]
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "PIECE_BYTES", 1000)
+
+
+def manifest_of(step: int, tensors: list[memoryview]) -> Manifest:
+    lengths = tuple(one.nbytes for one in tensors)
+    return Manifest(step, DIGEST, tuple(MEMBERS), lengths, piece_digests(tensors))
+
+
+class Served:
+    """A holder over a shelf; it answers at once, `slow` times less often than others, or with what `spoil` makes."""
+
+    def __init__(
+        self, member: Member, shelf: Shelf, *, lost_after: int = 10**9, spoil: Callable[[bytes], bytes] = bytes
+    ) -> None:
+        self.holder = Holder(member, self._question)
+        self._shelf, self._lost_after, self._spoil = shelf, lost_after, spoil
+        self._answers = itertools.count()
+
+    def _question(self, step: int, index: int | None) -> Work:
+        work = Work("a piece")
+        answer = bytes(self._shelf.answer(Ask(step, index, 0)))
+        if next(self._answers) >= self._lost_after:
+            work.finish(error=CancelledError("gone"))
+        else:
+            work.finish(np.frombuffer(answer if index is None else self._spoil(answer), np.uint8))
+        return work
+
+
+def shelf_with(step: int = 5, data: bytes = DATA) -> Shelf:
+    shelf = Shelf()
+    shelf.put_state(step, DIGEST, data)
+    return shelf
+
+
+def fetch_from(*served: Served) -> tuple[Fetch, bool]:
+    holders = [one.holder for one in served]
+    best = agreed(ask_all(holders, STATE))
+    assert best is not None
+    fetch = Fetch(best[0], state=True)
+    return fetch, fetch.run([one for one in holders if one.member in best[1]], stop=lambda: False)
+
+
+def test_a_state_comes_whole_from_several_holders_and_each_gives_some() -> None:
+    fetch, done = fetch_from(*(Served(one, shelf_with()) for one in MEMBERS))
+    assert done
+    assert bytes(fetch.data) == DATA
+    assert fetch.what.step == 5
+    assert set(fetch.given) == set(MEMBERS)
+
+
+def test_pieces_of_lost_or_spoiled_holders_come_from_the_others() -> None:
+    spoiled = Served(MEMBERS[0], shelf_with(), spoil=lambda data: data[::-1])
+    lost = Served(MEMBERS[1], shelf_with(), lost_after=3)
+    fetch, done = fetch_from(spoiled, lost, Served(MEMBERS[2], shelf_with()))
+    assert done
+    assert bytes(fetch.data) == DATA
+    assert MEMBERS[0] not in fetch.given
+
+
+def test_a_fetch_goes_on_where_it_was_when_all_holders_were_lost() -> None:
+    fetch, done = fetch_from(Served(MEMBERS[0], shelf_with(), lost_after=5))
+    assert not done
+    left = fetch.pieces_left
+    assert 0 < left < len(fetch.what.pieces)
+    again = Served(MEMBERS[1], shelf_with())
+    assert fetch.run([again.holder], stop=lambda: False)
+    assert bytes(fetch.data) == DATA
+    assert fetch.given[MEMBERS[1]] == left
+
+
+def test_who_holds_another_state_than_most_is_named_and_not_asked(caplog: pytest.LogCaptureFixture) -> None:
+    odd = Served(MEMBERS[1], shelf_with(data=DATA[::-1]))
+    with caplog.at_level(logging.WARNING):
+        fetch, done = fetch_from(Served(MEMBERS[0], shelf_with()), odd, Served(MEMBERS[2], shelf_with()))
+    assert done
+    assert bytes(fetch.data) == DATA
+    assert "b hold another state than a, c" in caplog.text
+
+
+def test_a_state_of_nothing_is_whole_at_once_and_one_beyond_memory_is_refused() -> None:
+    fetch, done = fetch_from(Served(MEMBERS[0], shelf_with(data=b"")))
+    assert done
+    assert bytes(fetch.data) == b""
+    with pytest.raises(PeerError, match="for which this process has no memory"):
+        Fetch(Manifest(1, DIGEST, (), (2**61,), ()), state=True)
+
+
+def test_a_shelf_gives_results_and_knows_which_are_gone_and_which_will_come() -> None:
+    shelf = shelf_with()
+    shelf.put_result(manifest_of(6, RESULT), RESULT)
+    (held,) = ask_all([Served(MEMBERS[0], shelf).holder], 6).values()
+    assert isinstance(held, Manifest)
+    fetch = Fetch(held, state=False)
+    assert fetch.run([Served(MEMBERS[0], shelf).holder], stop=lambda: False)
+    assert fetch.tensors() == RESULT
+    for step, gone in ((4, True), (7, False)):
+        assert read_answer(bytes(shelf.answer(Ask(step, None, 0))), sender="a") == Absent(6, gone)
+    assert bytes(shelf.answer(Ask(7, 0, 0))) == bytes(shelf.answer(Ask(6, 99, 0))) == b""
+    assert (shelf.digest_after(5), shelf.digest_after(6), shelf.digest_after(7)) == (DIGEST, DIGEST, None)
+
+
+def test_a_state_goes_when_a_result_after_it_has_given_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "RESULTS_MAX", 3)
+    shelf = shelf_with()
+    for step in range(6, 9):
+        shelf.put_result(manifest_of(step, RESULT), RESULT)
+    assert shelf.has_state()
+    shelf.put_result(manifest_of(9, RESULT), RESULT)
+    assert not shelf.has_state()
+    assert not shelf.wanted
+    shelf.answer(Ask(STATE, None, 0))
+    assert shelf.wanted
+
+
+def test_results_are_bounded_in_bytes_but_for_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "RESULT_BYTES_MAX", 900)
+    shelf = shelf_with()
+    for step in range(6, 9):
+        shelf.put_result(manifest_of(step, RESULT), RESULT)
+    assert [shelf.digest_after(step) for step in range(6, 9)] == [None, DIGEST, DIGEST]
+    large = [memoryview(bytes(5000))]
+    shelf.put_result(manifest_of(9, large), large)
+    assert [shelf.digest_after(step) for step in range(6, 10)] == [None, None, None, DIGEST]
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff", b"\xa0", b"\xa1\x00\x01", Manifest(1, DIGEST, (), (5,), ()).encode()])
+def test_what_is_no_manifest_is_refused(data: bytes) -> None:
+    with pytest.raises(PeerError, match="cannot be read"):
+        read_answer(data, sender="a")
+
+
+def test_who_does_not_come_nearer_is_too_slow_and_who_does_is_not() -> None:
+    nearer, slower = Pace(), Pace()
+    assert {nearer.followed(40 - place // 2) for place in range(40)} == {""}
+    assert [one for one in (slower.followed(10 + place) for place in range(9)) if one] == [
+        "17 steps behind, 10 before the last 8 results"
+    ]
