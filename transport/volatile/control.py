@@ -516,11 +516,11 @@ class Control:
 
     def _admit(self) -> None:
         """See who asks to join; have all connect to them; let them in when all are."""
-        view, plan = self.view, self._plan
+        view, plan, now_s = self.view, self._plan, time.monotonic()
         self._asked, found = self._register.asked(max(self._asked, view.asked))
         self._candidates.update({one: follows for one, follows in found.items() if one not in view.members})
         newest = self._next or self.mesh
-        if plan is not None and newest.number < plan.number and time.monotonic() > plan.give_up_s:
+        if plan is not None and newest.number < plan.number and now_s > plan.give_up_s:
             for one in plan.members:
                 self._candidates.pop(one, None)  # who lives asks again
             self._plan = plan = None
@@ -528,13 +528,11 @@ class Control:
             self._candidates.pop(one, None)
         if not self._candidates:
             return
-        planned = plan.members if plan is not None else frozenset(newest.members)
-        connecting = plan is not None and newest.number < plan.number
-        living = frozenset(view.members) - self.mesh.lost()
-        if not connecting and not self._candidates.keys() <= planned:
-            self._make_plan(living | self._candidates.keys())
-        elif self._connected.get(newest.number, set()) >= living | (self._candidates.keys() & set(newest.members)):
+        wanted = (frozenset(view.members) - self.mesh.lost()) | self._candidates.keys()
+        if self._connected.get(newest.number, set()) >= wanted:
             self._let_in(newest)
+        elif plan is None or now_s > plan.give_up_s or (newest.number >= plan.number and not wanted <= plan.members):
+            self._make_plan(wanted)
 
     def _make_plan(self, members: frozenset[Member]) -> None:
         number = self._register.plan_mesh(self.view.epoch, sorted(members))

@@ -50,7 +50,7 @@ from transport.volatile.transfer import (
     digest_of,
     piece_digests,
 )
-from transport.volatile.view import DIGEST_BYTES, Member, View
+from transport.volatile.view import DIGEST_BYTES, NAME_BYTES_MAX, Member, View
 from transport.work import Work
 
 _log = logging.getLogger("transport.volatile")
@@ -103,6 +103,7 @@ class VolatileGroup:
         TimedOutError: nobody has admitted this process in time, or it did not catch up.
         EvictedError: all who held the state are gone.
         PeerError: the state cannot be received.
+        MisuseError: the name cannot be one.
         RegisterLostError: the register cannot be reached.
     """
 
@@ -119,6 +120,8 @@ class VolatileGroup:
         join_timeout_s: float = JOIN_S,
     ) -> None:
         settings = settings or Settings.from_environment()
+        if not 0 < len(name.encode()) <= NAME_BYTES_MAX:
+            raise MisuseError(f"a member's name has 1 to {NAME_BYTES_MAX} bytes: {name!r}")
         self.member = Member(name, secrets.randbits(62))
         self._get_state, self._set_state, self._apply_result = get_state, set_state, apply_result
         self.members_min = members_min
@@ -560,7 +563,10 @@ def _require_finite(views: Sequence[TensorView]) -> None:
         if not one.numpy_has_dtype:
             continue
         values = one.numpy()
-        # The sum tells in one pass that all is well; where it is not finite, it may have overflown.
-        if values.dtype.kind in "fc" and not np.isfinite(values.sum()) and not np.isfinite(values).all():
-            where = int(np.flatnonzero(~np.isfinite(values))[0])
+        if values.dtype.kind not in "fc":
+            continue
+        with np.errstate(all="ignore"):
+            total = values.sum()  # one pass without a copy; where it is not finite, it may have overflown
+        if not np.isfinite(total) and not (finite := np.isfinite(values)).all():
+            where = int(np.flatnonzero(~finite)[0])
             raise MisuseError(f"tensor {place} holds {values.reshape(-1)[where]} at {where}: nothing of it was sent")

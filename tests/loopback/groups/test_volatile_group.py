@@ -13,6 +13,7 @@ from patience import wait_until
 
 from hive_qos.errors import EvictedError, HiveError, MisuseError, PeerError, RegisterLostError
 from transport.settings import Settings
+from transport.tensors import TensorView
 from transport.volatile import commit
 from transport.volatile.group import Committed, VolatileGroup
 from transport.volatile.register import MemoryStore, Register, Store
@@ -94,7 +95,7 @@ class Worker:
                         return
                     change = self.part * (1.0 + sum(self.name.encode()) % 7)
                     met = self.group.all_reduce(change, quorum=self._quorum)
-                    self._applied(met.step, [memoryview(change).cast("B")])
+                    self._applied(met.step, [TensorView.of(change, writable=False).data])
                     self.met.append(met)
         except HiveError as error:
             self.error = error
