@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import commit_search as search
-from hypothesis import settings
+import hypothesis
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
@@ -93,4 +93,6 @@ class Courses(RuleBasedStateMachine):
 
 
 def test_random_courses_agree_with_a_list_of_results() -> None:
-    run_state_machine_as_test(Courses, settings=settings(max_examples=100, stateful_step_count=8, deadline=None))
+    phases = [hypothesis.Phase.explicit, hypothesis.Phase.reuse, hypothesis.Phase.generate]  # to shrink takes minutes
+    chosen = hypothesis.settings(max_examples=100, stateful_step_count=8, deadline=None, phases=phases)
+    run_state_machine_as_test(Courses, settings=chosen)
