@@ -586,7 +586,8 @@ class Control:
             self.take(commit.changed(self.state, **change, at_boundary=not self._is_idle()))  # type: ignore[arg-type]
 
     def _wants_pause(self, sender: Member, reason: str) -> None:
-        if self.view.workers[0] != self.member or sender not in self.view.joining or self.state.wish.pause:
+        ours = self.view.workers[0] == self.member and sender in self.view.joining
+        if not ours or self.view.pause or self.state.wish.pause:
             return
         _log.warning("the next step waits for %s, which does not catch up: %s", sender, reason)
         with self.changed:

@@ -15,7 +15,7 @@ import hashlib
 import logging
 import queue
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -292,6 +292,7 @@ class Fetch:
             raise PeerError("the group", f"its state has {size} bytes, for which this process has no memory") from error
         self._cuts = self.what.cuts()
         self._missing = set(range(len(self._cuts)))
+        self._unasked: deque[int] = deque()
 
     @property
     def done(self) -> bool:
@@ -316,6 +317,7 @@ class Fetch:
         """
         answers: queue.SimpleQueue[tuple[Holder, int, Work]] = queue.SimpleQueue()
         able = list(holders)
+        self._unasked = deque(sorted(self._missing))
         asked: dict[Member, set[int]] = {one.member: set() for one in holders}
         while self._missing and able:
             for one in able:
@@ -337,11 +339,13 @@ class Fetch:
     ) -> None:
         own = asked[holder.member]
         while len(own) < AHEAD:
-            under_way: Counter[int] = Counter(index for one in asked.values() for index in one)
-            open_pieces = self._missing - own
-            if not open_pieces:
+            if self._unasked:
+                index = self._unasked.popleft()
+            elif again := self._missing - own:
+                under_way = Counter(index for one in asked.values() for index in one)
+                index = min(again, key=lambda one: (under_way[one], one))
+            else:
                 return
-            index = min(open_pieces, key=lambda one: (under_way[one], one))
             try:
                 work = holder.question(STATE if self.state else self.what.step, index)
             except (HiveError, ValueError) as error:

@@ -30,8 +30,18 @@ class Worker:
         wishes: arguments of `VolatileGroup`, and `quorum` of its all-reduce.
     """
 
-    def __init__(self, name: str, store: Store, *, size: int = 1000, follows: bool = True, **wishes: object) -> None:
-        self.name, self._store, self._size, self._follows = name, store, size, follows
+    def __init__(
+        self,
+        name: str,
+        store: Store,
+        *,
+        size: int = 1000,
+        follows: bool = True,
+        apply_s: float = 0.0,
+        engine: str = "auto",
+        **wishes: object,
+    ) -> None:
+        self.name, self._store, self._follows, self._apply_s, self._engine = name, store, follows, apply_s, engine
         self._quorum = int(str(wishes.pop("quorum", 0)))
         self._wishes = wishes
         self.weights = np.zeros(size, np.float32)
@@ -66,6 +76,10 @@ class Worker:
     def step(self) -> int:
         return self.met[-1].step if self.met else 0
 
+    def _follow(self, step: int, tensors: Sequence[memoryview]) -> None:
+        time.sleep(self._apply_s)
+        self._applied(step, tensors)
+
     def _applied(self, step: int, tensors: Sequence[memoryview]) -> None:
         self.weights += np.frombuffer(tensors[0], np.float32)
         self.digests[step] = float(self.weights.sum())
@@ -77,7 +91,10 @@ class Worker:
 
     def _run(self) -> None:
         settings = Settings(
-            listen="127.0.0.1", broker="off", receive_bytes_max=int(str(self._wishes.pop("bytes", 2**30)))
+            listen="127.0.0.1",
+            broker="off",
+            engine=self._engine,
+            receive_bytes_max=int(str(self._wishes.pop("bytes", 2**30))),
         )
         try:
             with VolatileGroup(
@@ -85,7 +102,7 @@ class Worker:
                 name=self.name,
                 get_state=self.weights.tobytes,
                 set_state=self._set,
-                apply_result=self._applied if self._follows else None,
+                apply_result=self._follow if self._follows else None,
                 settings=settings,
                 **self._wishes,  # type: ignore[arg-type]
             ) as self.group:
@@ -150,15 +167,15 @@ def agree(*workers: Worker) -> None:
     assert all(len(one) == 1 for one in found.values()), found
 
 
-@pytest.mark.parametrize("follows", [True, False])
+@pytest.mark.parametrize(("follows", "engine"), [(True, "auto"), (False, "auto"), (True, "aioquic")])
 def test_who_joins_holds_the_same_weights_and_the_others_wait_only_for_who_cannot_follow(
-    start: Callable[..., Worker], follows: bool
+    start: Callable[..., Worker], follows: bool, engine: str
 ) -> None:
     store = MemoryStore()
-    first = start("a", store)
+    first = start("a", store, engine=engine)
     first.allow(3)
     until(lambda: first.step == 3)
-    second = start("b", store, follows=follows)
+    second = start("b", store, follows=follows, engine=engine)
     until(lambda: first.group is not None and first.group.view.joining)
     assert first.group is not None
     assert first.group.view.pause != follows
@@ -170,6 +187,20 @@ def test_who_joins_holds_the_same_weights_and_the_others_wait_only_for_who_canno
     until(lambda: min(first.step, second.step) >= 5)
     agree(first, second)
     assert np.array_equal(first.weights, second.weights) or first.step != second.step
+
+
+def test_who_cannot_keep_up_is_waited_for_once_and_the_log_says_why(
+    start: Callable[..., Worker], caplog: pytest.LogCaptureFixture
+) -> None:
+    store = MemoryStore()
+    first = start("a", store)
+    first.allow()
+    until(lambda: first.step == 1)
+    with caplog.at_level(logging.WARNING):
+        second = start("b", store, apply_s=0.1)  # each result takes it as long as many steps take the other
+        until(lambda: first.allow() or works(second, "a", "b"))
+    assert "the next step waits for b, which does not catch up" in caplog.text
+    agree(first, second)
 
 
 def test_a_late_part_is_left_out_and_its_member_takes_the_result(start: Callable[..., Worker]) -> None:
