@@ -115,15 +115,18 @@ class Control:
             TimedOutError: nobody has admitted this process in time.
         """
         give_up_s = time.monotonic() + timeout_s
-        view = self._register.view()
-        if view is None:
-            view = self._register.advance(View(1, (self.member,), 0, bytes(DIGEST_BYTES)), None)
-        if self.member in view.members:
-            self.mesh = self._connect_to(view.mesh, frozenset(view.members))
-            self.state = commit.begin(self.member, view)
-        else:
-            view = self._be_admitted(view, give_up_s, timeout_s)
-            self.state = commit.begin_behind(self.member, view)
+        while True:
+            view = self._register.view()
+            if view is None or not view.members:
+                view = self._begin(view)
+            if self.member in view.members:
+                self.mesh = self._connect_to(view.mesh, frozenset(view.members))
+                self.state = commit.begin(self.member, view)
+                break
+            admitted = self._be_admitted(view, give_up_s, timeout_s)
+            if admitted is not None:
+                self.state = commit.begin_behind(self.member, admitted)
+                break
         with self.changed:
             self._adopt(None)
         self._thread.start()
@@ -190,8 +193,12 @@ class Control:
         ]
 
     def leave(self) -> None:
-        """Tell the others that this process goes: they go on at once."""
+        """Tell the others that this process goes: they go on at once.
+
+        The last worker leaves a view without members: whoever comes then is the first again.
+        """
         with self.changed:
+            last = self.state if self.state.phase is not Phase.OUT and self.view.workers == (self.member,) else None
             members = [one for one in self.view.members if one != self.member]
             self.state, actions = commit.leave(self.state)
             self._end_steps()
@@ -201,6 +208,11 @@ class Control:
         for work in told:
             if work is not None:
                 _wait(work, give_up_s)
+        if last is not None:
+            over = View(
+                last.view.epoch + 1, (), last.committed, last.digest, asked=last.view.asked, mesh=last.view.mesh
+            )
+            self._register.advance(over, last.view)
 
     def close(self) -> None:
         """End the thread and the connections. Idempotent."""
@@ -219,12 +231,22 @@ class Control:
 
     # Becoming a member.
 
-    def _be_admitted(self, view: View, give_up_s: float, timeout_s: float) -> View:
+    def _begin(self, ended: View | None) -> View:
+        """Try to be the first member, of a job that begins or whose last member has left; the view in force then."""
+        if ended is None:
+            return self._register.advance(View(1, (self.member,), 0, bytes(DIGEST_BYTES)), None)
+        mesh = self._register.plan_mesh(ended.epoch + 1, [self.member])
+        first = View(ended.epoch + 1, (self.member,), 0, bytes(DIGEST_BYTES), asked=ended.asked, mesh=mesh)
+        return self._register.advance(first, ended)
+
+    def _be_admitted(self, view: View, give_up_s: float, timeout_s: float) -> View | None:
+        """Wait until this member learns, over connections to the others; None where all of them have left."""
         ask_s, tried = 0.0, 0
         while True:
             now_s = time.monotonic()
             if now_s >= give_up_s:
-                raise TimedOutError(f"joining: {view.workers[0]} did not admit {self.member}", timeout_s=timeout_s)
+                what = f"joining: {view.workers[0]} did not admit {self.member}; if no member lives, start another job"
+                raise TimedOutError(what, timeout_s=timeout_s)
             if now_s >= ask_s:
                 self._register.ask_to_join(self.member, follows=self._follows)
                 ask_s = now_s + 2 * CONNECT_S
@@ -234,6 +256,8 @@ class Control:
                 if self.member in note[1]:
                     self._begin_connecting(number, frozenset(note[1]))
             view = self._register.view() or view
+            if not view.members:
+                return None
             if self.member in view.members:
                 with self.changed:
                     if self._next is not None and self._next.number == view.mesh:

@@ -101,8 +101,10 @@ def decode(data: bytes) -> View:
         joining = tuple(members[_number(place)] for place in _list(value[4]))
         asked, mesh, pause = _number(value[5]), _number(value[6]), value[7] is True
         view = View(_number(value[0]), members, _number(value[2]), _bytes(value[3]), joining, asked, mesh, pause)
-        if (members and not view.workers) or len(members) > MEMBERS_MAX or list(members) != sorted(set(members)) or view.epoch < 1:
-            raise ValueError("members that are not sorted or all learn, or no epoch")
+        if (members and not view.workers) or list(members) != sorted(set(members)):
+            raise ValueError("members that are not sorted or all learn")
+        if len(members) > MEMBERS_MAX or view.epoch < 1:
+            raise ValueError("too many members, or no epoch")
     except (KeyError, IndexError, TypeError, ValueError, WireError) as error:
         raise PeerError("register", f"it holds no view ({error}): another program may write to it") from error
     return view
