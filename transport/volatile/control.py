@@ -30,7 +30,7 @@ from transport.volatile.mesh import CONNECT_S, Mesh
 from transport.volatile.messages import Arrived, Ask, Connect, Connected, Look, Mail, Pause, Ready
 from transport.volatile.register import POLL_S, Register
 from transport.volatile.transfer import UNANSWERED_S, Holder, Shelf
-from transport.volatile.view import DIGEST_BYTES, Member, View
+from transport.volatile.view import DIGEST_BYTES, MEMBERS_MAX, Member, View
 from transport.work import Work
 
 _log = logging.getLogger("transport.volatile")
@@ -39,6 +39,8 @@ LATE_S = 5.0
 """Who has not said so long after the first where it stands is left out. A thread says it, whatever is computed."""
 LOOK_S = 0.5
 """How often the first worker looks who asks to join: one small request."""
+LOST_S = 10.0
+"""How often it tries a register that was lost, and says so."""
 NOTE_S = 0.25
 """Who has not heard from everybody by then writes and reads notes in the register: more than a bad round trip."""
 SIDE_S = 2.0
@@ -90,6 +92,7 @@ class Control:
         self._chosen: OrderedDict[int, Contributors] = OrderedDict()
         self._quorum = 0
         self._mail: queue.SimpleQueue[tuple[Member, Mail]] = queue.SimpleQueue()
+        self._early: deque[tuple[Member, Mail]] = deque(maxlen=MEMBERS_MAX)
         self._todo: deque[Action] = deque()
         self._offer: tuple[Advance, float] | None = None
         self._frozen_s = 0.0
@@ -391,6 +394,9 @@ class Control:
             except queue.Empty:
                 return
             match message:
+                case Contributors() | Frozen() | Arrived() if message.epoch > self.view.epoch:
+                    self._early.append((sender, message))
+                    self._read_view()  # the sender has entered it
                 case Contributors() | Frozen():
                     if isinstance(message, Frozen) and sender in message.lost:
                         self._left.add(sender)
@@ -458,6 +464,9 @@ class Control:
             self._candidates.pop(one, None)
         if self._plan is not None and self._plan.number > (self._next or self.mesh).number:
             self._plan = None  # whoever is first now makes a new one
+        for sender, message in self._early:
+            self._heard(sender, message)
+        self._early.clear()
         self._offer = None
         self._left.clear()
         self._arrivals.forget()
@@ -465,11 +474,18 @@ class Control:
         self._look_s = 0.0
 
     def _look(self) -> None:
-        """What the first worker does now and then, and a learner, which nobody need tell of a view."""
-        if self.member in self.view.joining:
-            self._read_view()
-        elif self.view.workers[0] == self.member:
-            self._admit()
+        """What the first worker does now and then, and a learner, which nobody need tell of a view.
+
+        Where the register is lost, steps go on until the view has to change.
+        """
+        try:
+            if self.member in self.view.joining:
+                self._read_view()
+            elif self.view.workers[0] == self.member:
+                self._admit()
+        except RegisterLostError as error:
+            self._look_s = time.monotonic() + LOST_S
+            _log.warning("nobody can join: %s", error)
 
     def _is_idle(self) -> bool:
         return self.idle or self.view.workers == (self.member,)

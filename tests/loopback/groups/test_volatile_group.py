@@ -343,6 +343,11 @@ class Forgetful(MemoryStore):
         self.first = self.first or held
         return held if self.spoilt is None else self.spoilt(held)
 
+    def add(self, key: str, amount: int) -> int:
+        if self.silent.is_set():
+            self.speaks.wait()
+        return super().add(key, amount)
+
     def compare_set(self, key: str, expected: bytes, value: bytes) -> bytes:
         if self.silent.is_set():
             self.speaks.wait()
@@ -382,6 +387,21 @@ def test_a_register_that_lies_or_is_lost_ends_everybody_when_the_view_has_to_cha
             error = one.wait()
             assert isinstance(error, kind), error
             assert text in str(error)
+    finally:
+        store.speaks.set()
+
+
+def test_steps_go_on_without_the_register_as_long_as_nobody_is_lost(
+    start: Callable[..., Worker], caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Forgetful()
+    members = trio(start, store)
+    store.silent.set()
+    try:
+        until(lambda: "nobody can join" in caplog.text)
+        for one in members:
+            one.allow()
+        until(lambda: all(one.step == 2 for one in members))
     finally:
         store.speaks.set()
 
