@@ -458,12 +458,10 @@ class VolatileGroup:
         """Fetch the result after the last one that is here, and apply it; whether it was there."""
         apply_result = self._apply_result
         found = self._fetch_result(state.committed + 1, state.view.workers[:HOLDERS_MAX])
-        if found is None or apply_result is None:
-            if isinstance(found, Absent) or (found is not None and apply_result is None):
-                self._forget("the results that it needs are not kept any more")
+        if found is None:
             return False
-        if isinstance(found, Absent):
-            self._forget("the results that it needs are not kept any more")
+        if isinstance(found, Absent) or apply_result is None:
+            self._forget("the results that it needs are not kept any more" if apply_result else "it cannot follow")
             return True
         apply_result(found.what.step, found.tensors())
         self._followed(found.what)

@@ -227,6 +227,20 @@ def test_a_rank_that_leaves_is_known_by_its_goodbye(ranks):
         ranks.groups[1].barrier(timeout_s=60.0).wait(LIMIT_S)
 
 
+def test_the_loss_of_a_rank_is_told_at_once_and_to_who_asks_later(ranks):
+    ranks.connect(2)
+    first, second = ranks.groups
+    wait_until(lambda: 0.0 < first.round_trips_s().get(1, 0.0) < LIMIT_S)
+    told, later = threading.Event(), threading.Event()
+    first.call_on_loss(told.set)
+    assert not told.is_set()
+    second.close()
+    assert told.wait(LIMIT_S)
+    assert 1 in first.lost_ranks()
+    first.call_on_loss(later.set)
+    assert later.is_set()
+
+
 def test_who_leaves_after_its_part_of_a_small_collective_has_sent_that_part(ranks):
     need("native")
 
