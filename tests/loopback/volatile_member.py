@@ -128,6 +128,7 @@ def main(address: str, wishes: Mapping[str, Any]) -> int:
         if len(data) != weights.nbytes:
             raise HiveError(f"a state of {len(data)} bytes is of another model")
         weights[:] = np.frombuffer(data, np.float32)
+        tell(state=len(data))
 
     def apply_result(step: int, tensors: Sequence[memoryview]) -> None:
         weights[:] += np.frombuffer(tensors[0], np.float32)

@@ -93,11 +93,14 @@ class Churn:
             process.wait()
 
     def steps(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """What each member has said of each step."""
+        """What each member has said of each step, and how often it had received a state by then."""
         for path in sorted(self._folder.glob("m????")):
+            states = 0
             for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-                if line.endswith("\n") and "step" in (said := json.loads(line)):
-                    yield path.name, said
+                said = json.loads(line) if line.endswith("\n") else {}
+                states += "state" in said
+                if "step" in said:
+                    yield f"{path.name}.{states}", said
 
 
 def report(churn: Churn) -> dict[str, Any]:
