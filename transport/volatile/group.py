@@ -22,9 +22,10 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from types import FrameType, TracebackType
+from typing import TypeVar
 
 import numpy as np
 
@@ -52,6 +53,8 @@ from transport.volatile.transfer import (
 )
 from transport.volatile.view import DIGEST_BYTES, NAME_BYTES_MAX, Member, View
 from transport.work import Work
+
+T = TypeVar("T")
 
 _log = logging.getLogger("transport.volatile")
 
@@ -158,6 +161,8 @@ class VolatileGroup:
         timeout_s: float = 300.0,
         quorum: int = 0,
         finite: bool = True,
+        compression: str = "",
+        feedback: Hashable = None,
     ) -> Committed:
         """Reduce the members' `tensors` into them, in place, as step `self.step + 1`; return when it is committed.
 
@@ -169,6 +174,7 @@ class VolatileGroup:
                 one that is later than the last arrivals let expect; 0 waits for all. Who is late three times in a row
                 is not waited for any more until it has caught up.
             finite: refuse to send NaN or infinity.
+            compression, feedback: as of `Group.allreduce`. What is left out is kept for as long as the view is.
 
         Raises:
             EvictedError: the others go on without this process.
@@ -200,7 +206,17 @@ class VolatileGroup:
             attempts += 1
             met = Committed(step, members, attempts)
             try:
-                _end([group.allreduce(one, op, timeout_s=timeout_s) for one in views])
+                works = [
+                    group.allreduce(
+                        one,
+                        op,
+                        timeout_s=timeout_s,
+                        compression=compression,
+                        feedback=None if feedback is None else (feedback, place),
+                    )
+                    for place, one in enumerate(views)
+                ]
+                _end(works)
                 if self._exchange(group, view, members, step, views):
                     break
                 differed += self._control.view is view
@@ -221,6 +237,26 @@ class VolatileGroup:
         if met.contributed:
             self._keep(met, view, views, quorum)
         return met
+
+    def aside(self, run: Callable[[Group, View], T], *, timeout_s: float = 300.0) -> T | None:
+        """Run something on the group of the present view's workers, apart from steps: exchanges between single members.
+
+        Returns:
+            What `run` returns; None where the view changed before it was done, as after the loss of a member.
+
+        Raises: as of `all_reduce`, and what `run` raises while the view stays.
+        """
+        group, view = self._ready(time.monotonic() + timeout_s, timeout_s)
+        if group is None:  # this member has to follow the others' steps first
+            return None
+        try:
+            return run(group, view)
+        except TransportError as error:
+            if isinstance(error, MisuseError | PeerError) and self._control.group is not None:
+                raise
+            _log.info("an exchange in epoch %d was given up: %s", view.epoch, error)
+        self._settled(view, self.step + 1)
+        return None
 
     def leave(self) -> None:
         """Tell the others that this process goes, and close: within a second they go on.
