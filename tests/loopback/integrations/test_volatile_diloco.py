@@ -6,72 +6,19 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from patience import LIMIT_S, wait_until
 from torch._C._distributed_c10d import TCPStore
+from volatile_members import SETTINGS, batch, flat, in_threads, model, register, train
 
 from hive_qos.errors import MisuseError
 from integrations.volatile.diloco import DiLoCo, LocalSGD
-from transport.settings import Settings
-from transport.volatile.register import MemoryStore, Register
 
-SETTINGS = Settings(listen="127.0.0.1", broker="off")
-BATCHES = 6
 EXAMPLE = Path(__file__).parents[3] / "examples" / "volatile.py"
-
-
-def model() -> torch.nn.Module:
-    torch.manual_seed(1)
-    return torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
-
-
-def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
-    source = torch.Generator().manual_seed(number)
-    return torch.randn(4, 16, generator=source), torch.randn(4, 1, generator=source)
-
-
-def flat(network: torch.nn.Module) -> torch.Tensor:
-    return torch.cat([one.detach().reshape(-1) for one in network.parameters()])
-
-
-def train(
-    algorithm: DiLoCo,
-    network: torch.nn.Module,
-    inner: torch.optim.Optimizer,
-    register: Register,
-    *,
-    rank: int,
-    size: int,
-) -> None:
-    with algorithm.join(register, name=f"member-{rank}", members_min=size, settings=SETTINGS):
-        for number in range(BATCHES):
-            inputs, targets = batch(number * size + rank)
-            inner.zero_grad()
-            torch.nn.functional.mse_loss(network(inputs), targets).backward()
-            with algorithm.step():
-                inner.step()
-
-
-def in_threads(size: int, run: Callable[[int], None]) -> None:
-    errors: list[BaseException] = []
-
-    def guarded(rank: int) -> None:
-        try:
-            run(rank)
-        except BaseException as error:  # noqa: BLE001 - shown in the test's own thread
-            errors.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(rank,)) for rank in range(size)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join(100.0)
-    assert errors == []
+BATCHES = 6
 
 
 def test_one_member_that_meets_after_each_step_trains_as_its_inner_optimiser_alone_to_the_bit() -> None:
@@ -83,25 +30,18 @@ def test_one_member_that_meets_after_each_step_trains_as_its_inner_optimiser_alo
         torch.nn.functional.mse_loss(alone(inputs), targets).backward()
         inner.step()
     algorithm = DiLoCo(network.parameters(), every=1, outer_rate=1.0, outer_momentum=0.0)
-    train(
-        algorithm,
-        network,
-        torch.optim.AdamW(network.parameters(), lr=1e-2),
-        Register(MemoryStore(), job="j"),
-        rank=0,
-        size=1,
-    )
+    train(algorithm, network, torch.optim.AdamW(network.parameters(), lr=1e-2), register())
     assert torch.equal(flat(alone), flat(network))
 
 
 def test_members_that_meet_after_each_step_of_sgd_train_as_one_with_the_mean_gradient() -> None:
-    size, register = 2, Register(MemoryStore(), job="j", secret=b"0123456789abcdef")
+    size, where = 2, register()
     networks = [model() for _ in range(size)]
     algorithms = [LocalSGD(one.parameters(), every=1) for one in networks]
 
     def run(rank: int) -> None:
         inner = torch.optim.SGD(networks[rank].parameters(), lr=0.1)
-        train(algorithms[rank], networks[rank], inner, register, rank=rank, size=size)
+        train(algorithms[rank], networks[rank], inner, where, rank=rank, size=size)
 
     in_threads(size, run)
     whole = model()
@@ -121,8 +61,7 @@ def test_the_outer_step_is_that_of_sgd_with_nesterov_momentum() -> None:
     algorithm = DiLoCo(network.parameters(), every=2)
     expected = torch.nn.Parameter(flat(network))
     outer = torch.optim.SGD([expected], lr=0.7, momentum=0.9, nesterov=True)
-    register = Register(MemoryStore(), job="j")
-    with algorithm.join(register, name="alone", settings=SETTINGS):
+    with algorithm.join(register(), name="alone", settings=SETTINGS):
         for number in range(3):
             with torch.no_grad():
                 for one in network.parameters():
@@ -136,14 +75,7 @@ def test_the_outer_step_is_that_of_sgd_with_nesterov_momentum() -> None:
 def test_a_checkpoint_goes_on_where_it_was_made_and_another_models_is_refused() -> None:
     network, other = model(), model()
     algorithm = DiLoCo(network.parameters(), every=1)
-    train(
-        algorithm,
-        network,
-        torch.optim.SGD(network.parameters(), lr=0.1),
-        Register(MemoryStore(), job="j"),
-        rank=0,
-        size=1,
-    )
+    train(algorithm, network, torch.optim.SGD(network.parameters(), lr=0.1), register())
     again = DiLoCo(other.parameters(), every=1)
     again.load_state_dict(algorithm.state_dict())
     assert torch.equal(flat(network), flat(other))

@@ -1,0 +1,212 @@
+"""A2CiD2: members average in pairs, with a momentum that spreads averages faster (arXiv 2306.08289). No collective.
+
+A member has parameters x and a shadow y, equal at first. Between exchanges x and y approach each other. An optimiser's
+step moves both alike. An exchange moves x by half of the difference to the partner's, and y by more. So only their
+difference z = y - x has to be kept, and training knows nothing of it:
+
+    before an exchange:  x += (1 - k) / 2 * z;    z *= k
+    with the partner's:  x += d / 2;              z += (b - 1/2) * d,    where d is the partner's x minus the own
+
+Exchanges run beside training. Both partners take the same difference, so the sum of their x is the same afterwards.
+Pairs follow a ring along the shortest links (`gossip`), anew when members come or go. An exchange whose partner is
+lost does not take place. Who joins takes the parameters of its first partner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from enum import IntEnum
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from hive_qos.errors import MisuseError
+from integrations.volatile import gossip
+from integrations.volatile.algorithm import Algorithm
+from integrations.volatile.fragments import Fragment
+from transport.group import Group
+from transport.volatile.group import VolatileGroup
+from transport.volatile.view import View
+
+
+class A2CiD2(Algorithm):
+    """See the module.
+
+    Args:
+        parameters: of the model.
+        every: inner steps between two exchanges, at least; they take what the network needs. The paper's is 1.
+    """
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter], *, every: int = 1) -> None:
+        super().__init__(parameters)
+        if every < 1:
+            raise MisuseError(f"every is {every}: at least one step lies between two exchanges")
+        self.every = every
+        self._all = Fragment(self._parameters)
+        self._ahead = torch.zeros(self._all.elems)
+        self._pace = gossip.Pace(kept=1.0, pull=0.5)
+        self._is_new = False
+        self._thread: ThreadPoolExecutor | None = None
+        self._due = 0
+        self._flight: tuple[torch.Tensor, Future[torch.Tensor | None]] | None = None
+        self.exchanges = 0
+
+    def _begin(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="hive-pairs")
+        self._pairs = _Pairs(self._group, self._all.elems)
+        self._due = self.every
+
+    def _end(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown()
+        self._thread = self._flight = None
+
+    def _after(self, tokens: int) -> None:
+        if self._flight is not None and self._flight[1].done():
+            self._receive()
+        if self._flight is None and self._inner >= self._due:
+            self._send()
+            self._due = self._inner + self.every
+
+    def _send(self) -> None:
+        approach(self._all, self._ahead, self._pace)
+        own = self._all.read()
+        assert self._thread is not None
+        self._flight = (own, self._thread.submit(self._pairs.exchange, own, is_new=self._is_new))
+
+    def _receive(self) -> None:
+        assert self._flight is not None
+        (own, ended), self._flight = self._flight, None
+        theirs = ended.result()
+        self._pace = self._pairs.pace
+        if theirs is None:
+            return
+        self.exchanges += 1
+        if self._is_new:
+            self._all.add(theirs - own)
+            self._is_new = False
+        else:
+            exchanged(self._all, self._ahead, theirs - own, self._pace)
+
+    def finish(self) -> None:
+        """Average the parameters of all members that hold the job's."""
+        if self._flight is not None:
+            self._receive()
+        assert self._thread is not None
+        mean = self._thread.submit(self._pairs.average, self._all.read(), is_new=self._is_new).result()
+        self._all.write(mean)
+        self._ahead.zero_()
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Algorithm`. The shadow is left out: it is a member's own, and over all of them it cancels out."""
+        return {"parameters": self._all.read()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if "parameters" not in state or state["parameters"].shape != (self._all.elems,):
+            raise MisuseError(f"this state is of another model: it does not have {self._all.elems} values")
+        self._all.write(state["parameters"])
+        self._ahead.zero_()
+
+    def _shared_state(self) -> dict[str, Any]:
+        """Members have no state in common: the first partner hands over its own."""
+        return {"elems": self._all.elems}
+
+    def _take_shared_state(self, state: Mapping[str, Any]) -> None:
+        if state.get("elems") != self._all.elems:
+            raise MisuseError(f"it has {state.get('elems')} values, this one {self._all.elems}")
+        self._is_new = True
+
+
+def approach(parameters: Fragment, ahead: torch.Tensor, pace: gossip.Pace) -> None:
+    """Let a member and its shadow approach each other for a unit of time; `ahead` is the shadow minus the member."""
+    parameters.add(ahead * ((1.0 - pace.kept) / 2.0))
+    ahead.mul_(pace.kept)
+
+
+def exchanged(parameters: Fragment, ahead: torch.Tensor, difference: torch.Tensor, pace: gossip.Pace) -> None:
+    """Move a member and its shadow towards its partner; `difference` is the partner's values minus the member's."""
+    parameters.add(difference * 0.5)
+    ahead.add_(difference, alpha=pace.pull - 0.5)
+
+
+class _Says(IntEnum):
+    """What a member says of the values that it sends."""
+
+    TRAINS = 0
+    IS_NEW = 1  # and has values of its own yet
+    ENDS = 2  # and will not exchange with who says the same
+
+
+class _Pairs:
+    """The exchanges of one member, event after event. Its methods run in a thread of their own."""
+
+    def __init__(self, group: VolatileGroup, elems: int) -> None:
+        self._group, self._elems = group, elems
+        self._epoch = 0
+        self._event = 0
+        self._ring = gossip.Ring((0,))
+        self._ended: set[int] = set()
+        self.pace = gossip.Pace(kept=1.0, pull=0.5)
+
+    def exchange(self, own: torch.Tensor, *, is_new: bool) -> torch.Tensor | None:
+        """The partner's values; None where there is no partner, it was lost, or has no values of the job's to give."""
+
+        def swap(group: Group, view: View) -> torch.Tensor | None:
+            self._enter(group, view)
+            return self._swap(group, own, _Says.IS_NEW if is_new else _Says.TRAINS) if group.size > 1 else None
+
+        return self._group.aside(swap)
+
+    def average(self, own: torch.Tensor, *, is_new: bool) -> torch.Tensor:
+        """The mean of all members' values. A member that is lost meanwhile may leave others with unequal ones."""
+        total = torch.cat([own * float(not is_new), torch.tensor([float(not is_new)])])
+
+        def reduce(group: Group, view: View) -> torch.Tensor:
+            self._enter(group, view)
+            while self._ring.neighbours(group.rank) - self._ended:  # who still trains waits for us at an event
+                self._swap(group, own, _Says.ENDS)
+            result = total.clone()
+            group.allreduce(result).wait()
+            return result
+
+        while (result := self._group.aside(reduce)) is None:
+            pass
+        return result[:-1] / result[-1] if result[-1] > 0 else own
+
+    def _enter(self, group: Group, view: View) -> None:
+        """Agree on a ring with the members of a new view."""
+        if view.epoch != self._epoch:
+            self._ring = gossip.ring(_costs(group, self._elems))
+            self.pace = gossip.pace(self._ring.edges, size=group.size)
+            self._epoch, self._event, self._ended = view.epoch, 0, set()
+
+    def _swap(self, group: Group, own: torch.Tensor, says: _Says) -> torch.Tensor | None:
+        """Exchange with the partner of the next event that this rank is needed at."""
+        while (partner := self._ring.partner(group.rank, self._event)) is None or partner in self._ended:
+            self._event += 1
+        sent = torch.cat([own, torch.tensor([float(says)])])
+        received = torch.empty_like(sent)
+        works = [group.send(sent, partner, self._event), group.recv(received, partner, self._event)]
+        for work in works:
+            work.wait()
+        self._event += 1
+        they_say = _Says(int(received[-1]))
+        if says is they_say is _Says.ENDS:
+            self._ended.add(partner)
+        return received[:-1] if they_say is _Says.TRAINS else None
+
+
+def _costs(group: Group, elems: int) -> list[list[int]]:
+    """Microseconds of an exchange between each two ranks, by what the group has measured: the same on every rank."""
+    group.barrier().wait()  # with the first collective of a group its ranks agree on their links
+    costs = np.zeros((group.size, group.size), np.int64)
+    if group.rank == 0:
+        network = cast("dict[str, Any]", group.explain()["network"])
+        rates = np.minimum(network["up_bits_per_s"], network["down_bits_per_s"])
+        sending_us = 8e6 * 4 * elems / np.minimum.outer(rates, rates)
+        costs[:] = np.asarray(network["latency_us"]) + sending_us.astype(np.int64)
+    group.broadcast(costs, 0).wait()
+    found: list[list[int]] = costs.tolist()
+    return found

@@ -1,0 +1,250 @@
+"""What all algorithms for members that come and go share: one interface, whatever happens between two steps.
+
+    algorithm = DiLoCo(model.parameters(), every=100)      # or StreamingDiLoCo, AsyncDiLoCo, A2CiD2, PartialMean
+    with algorithm.join(register, name="worker-7"):
+        for batch, target in batches:
+            loss(model(batch), target).backward()
+            with algorithm.step():
+                optimizer.step()
+                optimizer.zero_grad()
+
+Who writes one (NoLoCo, SparseLoCo, a parameter server) fills in what happens before and after an inner step, and the
+state that a member begins with. `GlobalAlgorithm` is for those whose members hold global parameters in common.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from hive_qos.errors import MisuseError, PeerError
+from integrations.volatile.fragments import cut, trainable
+from integrations.volatile.outer import nesterov
+from transport.settings import Settings
+from transport.volatile.group import JOIN_S, Committed, VolatileGroup
+from transport.volatile.register import Register
+
+
+class Algorithm:
+    """One member's part in training. All methods belong to the thread that trains.
+
+    Args:
+        parameters: of the model, on any device, of float32 or 16-bit floats. What is exchanged is float32 on the host.
+
+    Attributes:
+        last: the last step of the group that this member took part in; None before the first.
+    """
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        self._parameters = trainable(parameters, user=type(self).__name__)
+        self._inner = 0
+        self._joined: VolatileGroup | None = None
+        self.last: Committed | None = None
+
+    @contextlib.contextmanager
+    def join(
+        self,
+        register: Register,
+        *,
+        name: str,
+        members_min: int = 1,
+        settings: Settings | None = None,
+        join_timeout_s: float = JOIN_S,
+    ) -> Iterator[VolatileGroup]:
+        """Be a member inside this block. Who comes later begins with the others' state.
+
+        Args: as of `transport.volatile.group.VolatileGroup`.
+        """
+        try:
+            with VolatileGroup(
+                register,
+                name=name,
+                get_state=self._state_bytes,
+                set_state=self._take_state_bytes,
+                members_min=members_min,
+                settings=settings,
+                join_timeout_s=join_timeout_s,
+            ) as group:
+                self._joined, self._inner = group, 0
+                self._begin()
+                yield group
+        finally:
+            self._joined = None
+            self._end()
+
+    @contextlib.contextmanager
+    def step(self, *, tokens: int = 1) -> Iterator[None]:
+        """One inner step: the optimiser steps inside the block.
+
+        Args:
+            tokens: how many tokens or examples it learns from. `AsyncDiLoCo` weighs members by it.
+
+        Raises:
+            EvictedError: the others have gone on without this member.
+        """
+        self._before()
+        yield
+        self._inner += 1
+        self._after(tokens)
+
+    def finish(self) -> None:
+        """Have the model hold what all members agree on. Those that end together call it, inside `join`."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps beside the inner optimiser; a run of another size can go on from it."""
+        raise NotImplementedError
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take a checkpoint's state, and put its parameters into the model.
+
+        Raises:
+            MisuseError: it is of another model.
+        """
+        raise NotImplementedError
+
+    # What an algorithm fills in.
+
+    def _begin(self) -> None:
+        """This member has joined."""
+
+    def _before(self) -> None:
+        """An inner step begins."""
+
+    def _after(self, tokens: int) -> None:
+        """An inner step has ended; `_inner` counts it."""
+
+    def _end(self) -> None:
+        """This member has left; the group is closed."""
+
+    def _shared_state(self) -> dict[str, Any]:
+        """What a member that joins begins with."""
+        return self.state_dict()
+
+    def _take_shared_state(self, state: Mapping[str, Any]) -> None:
+        """Begin with another member's `_shared_state`."""
+        self.load_state_dict(state)
+
+    @property
+    def _group(self) -> VolatileGroup:
+        if self._joined is None:
+            raise MisuseError("join a register first: `with algorithm.join(register, name=...):`")
+        return self._joined
+
+    def _counted(self, committed: Committed) -> bool:
+        """Whether this member's part is in a step's result."""
+        return self._group.member in committed.members
+
+    def _state_bytes(self) -> bytes:
+        file = io.BytesIO()
+        torch.save(self._shared_state(), file)
+        return file.getvalue()
+
+    def _take_state_bytes(self, data: bytes) -> None:
+        try:
+            self._take_shared_state(torch.load(io.BytesIO(data), weights_only=True))
+        except MisuseError as error:
+            raise PeerError("the group", f"it trains another model: {error}") from error
+
+
+class GlobalAlgorithm(Algorithm):
+    """Members train apart on copies of global parameters, whose changes an outer optimiser takes in by fragments.
+
+    The outer optimiser is SGD with Nesterov momentum. All members carry it out alike, so they hold the same global
+    parameters and momentum: float32, on the host, one vector a fragment.
+
+    Args:
+        parameters: of a model that has its first values.
+        every: inner steps between two exchanges of the same parameter.
+        fragments: into how many bins the model is cut, or the parameters of each (`fragments.strided`).
+        outer_rate, outer_momentum: of the outer optimiser.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[torch.nn.Parameter],
+        *,
+        every: int,
+        fragments: int | Iterable[Iterable[torch.nn.Parameter]],
+        outer_rate: float,
+        outer_momentum: float,
+    ) -> None:
+        super().__init__(parameters)
+        self._fragments = cut(self._parameters, fragments)
+        if every < 1 or every % len(self._fragments):
+            raise MisuseError(f"every is {every}: it is a positive multiple of the {len(self._fragments)} fragments")
+        self.every, self._rate, self._momentum = every, outer_rate, outer_momentum
+        self._interval = every // len(self._fragments)
+        self._global = [one.read() for one in self._fragments]
+        self._buffers = [torch.zeros_like(one) for one in self._global]
+        self._rounds = 0
+        self._was_member = False
+        self._lock = threading.Condition()  # of global parameters and momentum, which a thread may step
+
+    def _begin(self) -> None:
+        self._was_member = True
+
+    @property
+    def _place(self) -> int:
+        """The fragment of the next round: all members have committed the same number."""
+        return self._rounds % len(self._fragments)
+
+    def _step(self, place: int, mean: torch.Tensor, gradient: torch.Tensor) -> None:
+        """The outer step of a fragment. Its old global values stay as they were, for who still reads them."""
+        buffer = self._buffers[place].numpy()
+        with self._lock:
+            stepped = nesterov(mean.numpy(), gradient.numpy(), buffer, rate=self._rate, momentum=self._momentum)
+            self._global[place] = torch.from_numpy(stepped)
+            self._rounds += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Algorithm`. Vectors are in the model's order, so another number of fragments may go on from it."""
+        with self._lock:
+            held = {"global": self._ordered(self._global), "buffer": self._ordered(self._buffers)}
+            return {**held, "rounds": self._rounds}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self._joined is not None:
+            raise MisuseError("load a state before you join: inside, all members have the same")
+        elems = sum(one.elems for one in self._fragments)
+        for name in ("global", "buffer"):
+            if name not in state or state[name].shape != (elems,):
+                raise MisuseError(f"this state is of another model: {name} does not have {elems} values")
+        self._global = self._by_fragment(state["global"])
+        self._buffers = self._by_fragment(state["buffer"])
+        self._rounds = int(state["rounds"])
+        self._write_global()
+
+    def _take_shared_state(self, state: Mapping[str, Any]) -> None:
+        """A member that comes back after it was cut off adds what it has learned since to what the others have.
+
+        So nothing that it learned is lost, and it takes no more memory: the model itself holds it.
+        """
+        learned = [one.read() - one.rounded(old) for one, old in zip(self._fragments, self._global, strict=True)]
+        self.load_state_dict(state)
+        if self._was_member:
+            for one, new, change in zip(self._fragments, self._global, learned, strict=True):
+                one.write(new + change)
+
+    def _write_global(self) -> None:
+        for one, values in zip(self._fragments, self._global, strict=True):
+            one.write(values)
+
+    def _ordered(self, vectors: Iterable[torch.Tensor]) -> torch.Tensor:
+        """One vector in the model's order, of one a fragment."""
+        parts = {
+            parameter: part
+            for one, values in zip(self._fragments, vectors, strict=True)
+            for parameter, part in zip(one.parameters, one.split(values), strict=True)
+        }
+        return torch.cat([parts[one] for one in self._parameters])
+
+    def _by_fragment(self, ordered: torch.Tensor) -> list[torch.Tensor]:
+        """One vector a fragment, of one in the model's order."""
+        parts = torch.split(ordered.to(torch.float32), [one.numel() for one in self._parameters])
+        found = dict(zip(self._parameters, parts, strict=True))
+        return [torch.cat([found[parameter] for parameter in one.parameters]) for one in self._fragments]

@@ -1,0 +1,247 @@
+"""AsyncDiLoCo: members never wait for each other, in the manner of Decoupled DiLoCo (arXiv 2604.21428).
+
+A thread of each member merges one fragment after the other with the others' threads. To each merge it brings the newest
+snapshot that training left at a step's end, or nothing where there is none. Training goes on meanwhile, and receives a
+merged fragment when its next step ends. A member that is slow, stuck or lost delays merges, and nobody's training.
+
+Each step of a member reaches one merge. What it has learned since the snapshot, or what no merge has taken, stays in
+its parameters on top of what it receives, and is part of the next snapshot: nothing lost has to be kept or sent again.
+
+- Weight: a member with c steps and t tokens in its snapshot counts t * t / c, its tokens by its tokens a step.
+- Merge: per tensor the mean norm in the mean direction (`outer.radial_directional`); the mean for embeddings.
+- Pace: a merge begins when the mean member has made `every / fragments` steps since the last one began.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from integrations.volatile import outer
+from integrations.volatile.algorithm import GlobalAlgorithm
+from transport.collectives.reduce_op import ReduceOp
+from transport.volatile.group import VolatileGroup
+
+RATE_STEPS = 16
+"""Steps over which a member measures its rate: enough that one slow step does not halve it."""
+IDLE_S = 0.1
+"""Between merges while nobody trains: they carry nothing, and admit who joins."""
+_WEIGHT, _RATE, _MEMBERS, _ENDING, _LENGTHS = range(5)
+"""What the second vector of a merge sums: weights, steps a second, members, those of them that have nothing more to
+bring, and from there on each tensor's norms."""
+
+
+@dataclass(frozen=True)
+class _Snapshot:
+    """A member's fragment when a step ended, and what it learned from since it received `base`."""
+
+    base: torch.Tensor
+    values: torch.Tensor
+    steps: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class _Merged:
+    """New global values of a fragment, and what of this member is in them."""
+
+    values: torch.Tensor
+    taken: _Snapshot | None
+
+
+class AsyncDiLoCo(GlobalAlgorithm):
+    """See the module.
+
+    Args:
+        parameters: of the model.
+        every: steps of the mean member between two merges of the same fragment, a multiple of the fragments. The
+            paper's are 24; at 2 a third party lost 9 %.
+        fragments: as of `StreamingDiLoCo`. The paper's are 24.
+        embeddings: those of the parameters that take the weighted mean instead.
+        outer_rate, outer_momentum: as of `StreamingDiLoCo`; the paper's are not known to us.
+        compression: "int4", "int8", "bfloat16" or "" for none. With int4 the paper lost 0.1 %, as with bfloat16.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[torch.nn.Parameter],
+        *,
+        every: int = 24,
+        fragments: int | Iterable[Iterable[torch.nn.Parameter]] = 4,
+        embeddings: Iterable[torch.nn.Parameter] = (),
+        outer_rate: float = 0.4,
+        outer_momentum: float = 0.9,
+        compression: str = "int4",
+    ) -> None:
+        super().__init__(
+            parameters, every=every, fragments=fragments, outer_rate=outer_rate, outer_momentum=outer_momentum
+        )
+        self.compression = compression
+        self._averaged = set(embeddings)
+        self._thread: ThreadPoolExecutor | None = None
+        self._merging: Future[None] | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        """Training's own: what it has received of each fragment, and learned from since."""
+        self._held = list(self._global)
+        self._steps = [0] * len(self._fragments)
+        self._tokens = [0] * len(self._fragments)
+        self._rounds_seen = self._rounds
+        # What both threads use, replaced or changed under the lock.
+        self._snapshots: dict[int, _Snapshot] = {}
+        self._arrived: dict[int, _Merged] = {}
+        self._times_s: deque[float] = deque(maxlen=RATE_STEPS + 1)
+        self._hurry = threading.Event()
+        self._ending = self._closing = False
+
+    # The thread that trains.
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="hive-merges")
+        self._start_merging()
+
+    def _start_merging(self) -> None:
+        self._reset()
+        self._times_s.append(time.monotonic())
+        assert self._thread is not None
+        self._merging = self._thread.submit(self._merge_in_turn, self._group)
+
+    def _end(self) -> None:
+        self._closing = True
+        self._hurry.set()
+        if self._thread is not None:
+            self._thread.shutdown()
+        self._thread = self._merging = None
+
+    def _after(self, tokens: int) -> None:
+        if self._merging is None:
+            self._start_merging()
+        for place in range(len(self._fragments)):
+            self._steps[place] += 1
+            self._tokens[place] += tokens
+        self._times_s.append(time.monotonic())
+        self._meet_merges()
+
+    def _meet_merges(self) -> None:
+        """Receive what was merged, and leave snapshots of what comes next."""
+        self._raise_failure()
+        with self._lock:
+            arrived, self._arrived = self._arrived, {}
+            rounds = self._rounds
+        for place, merged in arrived.items():
+            self._receive(place, merged)
+        # As many merges as since the last look may come before the next one, and one that begins with it.
+        ahead = min(rounds - self._rounds_seen + 1, len(self._fragments))
+        self._rounds_seen = rounds
+        upcoming = {(rounds + number) % len(self._fragments) for number in range(ahead)}
+        made = {
+            place: _Snapshot(self._held[place], self._fragments[place].read(), self._steps[place], self._tokens[place])
+            for place in upcoming
+        }
+        with self._lock:
+            self._snapshots.update(made)
+            self._lock.notify_all()
+
+    def _receive(self, place: int, merged: _Merged) -> None:
+        fragment, taken = self._fragments[place], merged.taken
+        began = fragment.rounded(self._held[place]) if taken is None else taken.values
+        fragment.write(merged.values + (fragment.read() - began))
+        self._held[place] = merged.values
+        if taken is not None:
+            self._steps[place] -= taken.steps
+            self._tokens[place] -= taken.tokens
+
+    def finish(self) -> None:
+        """Wait until all that the members have learned is merged: they end with the same merge."""
+        self._hurry.set()
+        while self._merging is not None and not self._merging.done():
+            with self._lock:
+                if self._rounds == self._rounds_seen:
+                    self._lock.wait(IDLE_S)
+            self._meet_merges()
+            self._ending = not any(self._steps)
+        self._raise_failure()
+        self._merging = None
+        self._write_global()
+
+    def _raise_failure(self) -> None:
+        _ = self._group  # raises where this member has not joined
+        if self._merging is not None and self._merging.done():
+            self._merging.result()
+
+    # The thread that merges.
+
+    def _merge_in_turn(self, group: VolatileGroup) -> None:
+        while self._inner < self._interval and not self._rounds and not self._hurry.is_set():
+            self._hurry.wait(IDLE_S)
+        while not self._closing:
+            began_s = time.monotonic()
+            place = self._place
+            snapshot = self._newest(place)
+            sums = self._contribution(place, snapshot)
+            self.last = group.all_reduce(sums, ReduceOp.SUM, compression=self.compression, feedback=place)
+            counted = snapshot if self._counted(self.last) else None
+            steps_per_s = self._merge(place, sums[0].numpy(), sums[1].numpy(), counted)
+            if sums[1][_ENDING] == sums[1][_MEMBERS]:
+                return
+            pause_s = self._interval / steps_per_s if steps_per_s > 0 else IDLE_S
+            self._hurry.wait(max(began_s + pause_s - time.monotonic(), 0.0))
+
+    def _newest(self, place: int) -> _Snapshot | None:
+        """The snapshot of a fragment, unless it was taken before training received the newest global values."""
+        with self._lock:
+            found = self._snapshots.get(place)
+        return found if found is not None and found.steps and found.base is self._global[place] else None
+
+    def _contribution(self, place: int, snapshot: _Snapshot | None) -> list[torch.Tensor]:
+        """What this member adds to the sums of a merge; nothing without a snapshot."""
+        fragment = self._fragments[place]
+        directions = torch.zeros(fragment.elems)
+        scalars = torch.zeros(_LENGTHS + len(fragment.parameters))
+        scalars[_RATE], scalars[_MEMBERS], scalars[_ENDING] = self._steps_per_s(), 1.0, float(self._ending)
+        if snapshot is not None:
+            weight = snapshot.tokens * snapshot.tokens / snapshot.steps
+            scalars[_WEIGHT] = weight
+            change = fragment.rounded(snapshot.base) - snapshot.values
+            parts = zip(fragment.parameters, fragment.split(change), fragment.split(directions), strict=True)
+            for number, (parameter, part, target) in enumerate(parts):
+                length = outer.norm(part.numpy())
+                scalars[_LENGTHS + number] = weight * length
+                scale = weight if parameter in self._averaged else weight / length if length > 0 else 0.0
+                torch.mul(part, scale, out=target)
+        return [directions, scalars]
+
+    def _merge(self, place: int, directions: outer.Vector, scalars: outer.Vector, counted: _Snapshot | None) -> float:
+        """Step the outer optimiser with a merge's sums. The mean member's steps a second."""
+        fragment, before, weight = self._fragments[place], self._global[place], float(scalars[_WEIGHT])
+        parts = fragment.split(torch.from_numpy(directions))
+        merged = [
+            outer.weighted_mean(part.numpy(), weight)
+            if parameter in self._averaged
+            else outer.radial_directional(part.numpy(), float(length), weight)
+            for parameter, part, length in zip(fragment.parameters, parts, scalars[_LENGTHS:], strict=True)
+        ]
+        gradient = torch.from_numpy(np.concatenate(merged))
+        with self._lock:
+            if weight > 0:
+                self._step(place, before - gradient, gradient)
+                earlier = self._arrived.get(place)
+                taken = counted if earlier is None else earlier.taken
+                self._arrived[place] = _Merged(self._global[place], taken)
+            else:
+                self._rounds += 1
+            self._lock.notify_all()
+        return float(scalars[_RATE] / scalars[_MEMBERS])
+
+    def _steps_per_s(self) -> float:
+        times_s = list(self._times_s)
+        return (len(times_s) - 1) / max(time.monotonic() - times_s[0], 1e-9)

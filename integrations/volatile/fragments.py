@@ -1,0 +1,127 @@
+"""Which parameters are exchanged together: a fragment, as one float32 vector on the host, whatever the model's dtype.
+
+Three ways to cut a model: all of it; layers in strides, as Streaming DiLoCo has it (arXiv 2501.18512, section 2.1);
+bins of about equally many values, for a model whose layers nobody names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from hive_qos.errors import MisuseError
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""What float32 holds exactly, so that a parameter that nobody changes comes back as it went."""
+
+
+class Fragment:
+    """Some parameters of a model, in a fixed order.
+
+    Args:
+        parameters: at least one; they stay the model's.
+    """
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        self.parameters = tuple(parameters)
+        self._sizes = [one.numel() for one in self.parameters]
+        self.elems = sum(self._sizes)
+
+    def read(self) -> torch.Tensor:
+        """A copy of their values: float32, on the CPU, of shape (elems,)."""
+        return torch.cat([one.detach().reshape(-1).to("cpu", torch.float32) for one in self.parameters])
+
+    def read_gradients(self) -> torch.Tensor:
+        """The same of their gradients; zeros where a parameter has none."""
+        found = [torch.zeros(one.numel()) if one.grad is None else one.grad.reshape(-1) for one in self.parameters]
+        return torch.cat([one.to("cpu", torch.float32) for one in found])
+
+    @torch.no_grad()
+    def write(self, values: torch.Tensor) -> None:
+        """Put `values` into the parameters, rounded to their dtypes."""
+        for parameter, part in zip(self.parameters, self.split(values), strict=True):
+            parameter.copy_(part.view_as(parameter))
+
+    @torch.no_grad()
+    def add(self, values: torch.Tensor) -> None:
+        """Add `values` to the parameters."""
+        for parameter, part in zip(self.parameters, self.split(values), strict=True):
+            parameter.add_(part.view_as(parameter).to(parameter.device))
+
+    @torch.no_grad()
+    def write_gradients(self, values: torch.Tensor) -> None:
+        """Put `values` into the gradients; who had none has one then."""
+        for parameter, part in zip(self.parameters, self.split(values), strict=True):
+            if parameter.grad is None:
+                parameter.grad = torch.empty_like(parameter)
+            parameter.grad.copy_(part.view_as(parameter))
+
+    def rounded(self, values: torch.Tensor) -> torch.Tensor:
+        """What `read` returns after `write(values)`."""
+        parts = zip(self.parameters, self.split(values), strict=True)
+        return torch.cat([part.to(one.dtype).to(torch.float32) for one, part in parts])
+
+    def split(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Views of `values`, one a parameter."""
+        return torch.split(values, self._sizes)
+
+
+def trainable(parameters: Iterable[torch.nn.Parameter], *, user: str) -> list[torch.nn.Parameter]:
+    """Those that are trained, each once.
+
+    Raises:
+        MisuseError: there are none, or one is of a dtype that float32 does not hold.
+    """
+    found = list(dict.fromkeys(one for one in parameters if one.requires_grad))
+    wrong = [one for one in found if one.dtype not in DTYPES]
+    if not found or wrong:
+        what = f"one of {wrong[0].dtype}" if wrong else "none"
+        raise MisuseError(f"{user} trains parameters of float32, bfloat16 and float16, and found {what}")
+    return found
+
+
+def cut(
+    parameters: Sequence[torch.nn.Parameter], fragments: int | Iterable[Iterable[torch.nn.Parameter]]
+) -> tuple[Fragment, ...]:
+    """The fragments of a model: so many balanced bins, or those that are given and one of all that they leave.
+
+    Raises:
+        MisuseError: a parameter is in two fragments, or is not the model's; or there are more fragments than tensors.
+    """
+    if isinstance(fragments, int):
+        if not 1 <= fragments <= len(parameters):
+            raise MisuseError(f"{len(parameters)} tensors cannot be cut into {fragments} fragments")
+        return tuple(Fragment([parameters[place] for place in one]) for one in balanced(_sizes(parameters), fragments))
+    left = dict.fromkeys(parameters)
+    given: list[list[torch.nn.Parameter]] = []
+    for one in fragments:
+        given.append([parameter for parameter in one if parameter.requires_grad])
+        for parameter in given[-1]:
+            if parameter not in left:
+                raise MisuseError("a fragment names a parameter twice, or one that is not trained here")
+            del left[parameter]
+    return tuple(Fragment(one) for one in [*given, list(left)] if one)
+
+
+def strided(layers: Sequence[torch.nn.Module], count: int) -> list[list[torch.nn.Parameter]]:
+    """The parameters of every `count`-th layer together: each fragment has layers of all depths.
+
+    What is in no layer, such as embeddings, is a fragment of its own (`cut`).
+    """
+    return [[one for layer in layers[first::count] for one in layer.parameters()] for first in range(count)]
+
+
+def balanced(sizes: Sequence[int], count: int) -> list[list[int]]:
+    """Put each size, the largest first, where the least is. In each bin the places are in order."""
+    bins: list[list[int]] = [[] for _ in range(count)]
+    filled = [0] * count
+    for place in sorted(range(len(sizes)), key=lambda one: -sizes[one]):
+        least = min(range(count), key=lambda one: (filled[one], len(bins[one])))
+        bins[least].append(place)
+        filled[least] += sizes[place]
+    return [sorted(one) for one in bins]
+
+
+def _sizes(parameters: Sequence[torch.nn.Parameter]) -> list[int]:
+    return [one.numel() for one in parameters]

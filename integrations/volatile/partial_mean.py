@@ -1,0 +1,57 @@
+"""Synchronous training with whoever is there: each step takes the mean gradient of the members that took part.
+
+It is what DDP does, but for two things. A lost member costs a retry of the step, not the run. A member that was late
+is left out of a step's mean, and adds its gradient to the one of its next step, so that nothing of it is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from hive_qos.errors import MisuseError
+from integrations.volatile.algorithm import Algorithm
+from integrations.volatile.fragments import Fragment
+
+
+class PartialMean(Algorithm):
+    """See the module. Gradients are averaged when `step` begins, and the optimiser steps alike on all members.
+
+    Args:
+        parameters: of the model.
+        optimizer: of the same parameters. A member that joins begins with the others' state of it.
+        compression: of the gradients: "int4", "int8", "bfloat16" or "" for none; what it leaves out is sent later.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[torch.nn.Parameter],
+        *,
+        optimizer: torch.optim.Optimizer,
+        compression: str = "",
+    ) -> None:
+        super().__init__(parameters)
+        self._optimizer = optimizer
+        self.compression = compression
+        self._all = Fragment(self._parameters)
+        self._late = torch.zeros(self._all.elems)
+
+    def _before(self) -> None:
+        own = self._all.read_gradients() + self._late
+        mean = own.clone()
+        self.last = self._group.all_reduce(mean, compression=self.compression, feedback="gradients")
+        self._late = torch.zeros_like(own) if self._counted(self.last) else own
+        self._all.write_gradients(mean)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Algorithm`. It has the optimiser's state, which all members share."""
+        return {"parameters": self._all.read(), "optimizer": self._optimizer.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if "parameters" not in state or state["parameters"].shape != (self._all.elems,):
+            raise MisuseError(f"this state is of another model: it does not have {self._all.elems} values")
+        self._all.write(state["parameters"])
+        self._optimizer.load_state_dict(dict(state["optimizer"]))
+        self._late.zero_()

@@ -1,0 +1,49 @@
+"""Members that average in pairs go on without one that is lost."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+from patience import wait_until
+from volatile_members import SETTINGS, flat, in_threads, model, register, sgd, step_once
+
+from integrations.volatile import A2CiD2
+
+
+def test_members_that_average_in_pairs_go_on_without_one_that_is_lost_and_end_with_the_same_parameters() -> None:
+    size, where = 4, register()
+    networks = [model() for _ in range(size)]
+    algorithms = [A2CiD2(one.parameters()) for one in networks]
+    going, ends = threading.Barrier(size), threading.Barrier(size - 1)
+    first, second = dict.fromkeys(range(size), 3), dict.fromkeys([0, 2, 3], 1 << 30)
+
+    def run(rank: int) -> None:
+        inner = sgd(networks[rank])
+
+        def exchange_until(enough: dict[int, int]) -> None:
+            """Train until all have exchanged so often: who stops keeps its partners waiting."""
+            wait_until(
+                lambda: (
+                    step_once(networks[rank], inner, algorithms[rank])
+                    or all(algorithms[one].exchanges >= least for one, least in enough.items())
+                ),
+                what=lambda: [one.exchanges for one in algorithms],
+            )
+
+        with algorithms[rank].join(where, name=f"member-{rank}", settings=SETTINGS) as group:
+            exchange_until(first)
+            going.wait(60.0)
+            if rank == 1:
+                group.close()
+                return
+            wait_until(lambda: step_once(networks[rank], inner, algorithms[rank]) or len(group.view.members) == 3)
+            second[rank] = algorithms[rank].exchanges + 3
+            exchange_until(second)
+            ends.wait(60.0)
+            algorithms[rank].finish()
+
+    in_threads(size, run)
+    assert torch.equal(flat(networks[0]), flat(networks[2]))
+    assert torch.equal(flat(networks[0]), flat(networks[3]))
+    assert not torch.equal(flat(networks[0]), flat(model()))

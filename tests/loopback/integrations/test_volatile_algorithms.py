@@ -1,0 +1,135 @@
+"""What all algorithms promise: alone each trains as its inner optimiser, and nothing that a member learned is lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from volatile_members import SETTINGS, adamw, flat, in_threads, learn, model, register, sgd, train
+
+from integrations.volatile import A2CiD2, AsyncDiLoCo, DiLoCo, PartialMean, StreamingDiLoCo
+from integrations.volatile.algorithm import Algorithm
+
+
+def alone(make: Callable[[torch.nn.Module], torch.optim.Optimizer], *, steps: int = 6) -> torch.Tensor:
+    """What one member's batches train a model to without any algorithm."""
+    network = model()
+    inner = make(network)
+    for number in range(steps):
+        learn(network, inner, number)
+        inner.step()
+    return flat(network)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda network, inner: StreamingDiLoCo(
+            network.parameters(), every=2, fragments=2, overlap=0, outer_rate=1.0, outer_momentum=0.0
+        ),
+        lambda network, inner: AsyncDiLoCo(
+            network.parameters(), every=2, fragments=2, outer_rate=1.0, outer_momentum=0.0
+        ),
+        lambda network, inner: A2CiD2(network.parameters()),
+        lambda network, inner: PartialMean(network.parameters(), optimizer=inner),
+    ],
+    ids=["StreamingDiLoCo", "AsyncDiLoCo", "A2CiD2", "PartialMean"],
+)
+def test_one_member_trains_as_its_inner_optimiser_alone(make: Callable[..., Algorithm]) -> None:
+    network = model()
+    inner = adamw(network)
+    algorithm = make(network, inner)
+    train(algorithm, network, inner, register(), after=lambda _: algorithm.finish())
+    torch.testing.assert_close(flat(network), alone(adamw), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("algorithm", [DiLoCo, StreamingDiLoCo])
+def test_what_a_member_learned_in_a_round_that_left_it_out_is_part_of_its_next_one(
+    algorithm: type[DiLoCo] | type[StreamingDiLoCo], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = model()
+    options: dict[str, Any] = {"overlap": 0, "fragments": 1, "alpha": 0.0} if algorithm is StreamingDiLoCo else {}
+    found = algorithm(network.parameters(), every=1, outer_rate=1.0, outer_momentum=0.0, **options)
+    began, counted = flat(network), False
+    monkeypatch.setattr(found, "_counted", lambda committed: counted)
+    merges: list[torch.Tensor] = []
+
+    def others_only(place: int, mean: torch.Tensor, gradient: torch.Tensor) -> None:
+        merges.append(gradient.clone())
+        found._rounds += 1  # what the others have merged: no change
+
+    monkeypatch.setattr(found, "_step", others_only)
+    with found.join(register(), name="late", settings=SETTINGS):
+        for number in range(3):
+            counted = number == 2
+            with found.step(), torch.no_grad():
+                for one in network.parameters():
+                    one.add_(0.25)
+    torch.testing.assert_close(torch.stack(merges), -torch.tensor([0.25, 0.5, 0.75])[:, None].expand(3, len(began)))
+    assert torch.equal(flat(network), began)
+
+
+def test_a_member_that_comes_back_brings_what_it_learned_while_it_was_cut_off() -> None:
+    network, where = model(), register()
+    algorithm = DiLoCo(network.parameters(), every=4)
+    staying = model()
+    other = DiLoCo(staying.parameters(), every=1, outer_rate=1.0, outer_momentum=0.0)
+    with other.join(where, name="stays", settings=SETTINGS) as group:
+        answering = threading.Event()
+
+        def answer() -> None:
+            while not answering.wait(0.05):
+                other.meet()
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            for _ in range(2):
+                with algorithm.join(where, name="comes", settings=SETTINGS), algorithm.step(), torch.no_grad():
+                    for one in network.parameters():
+                        one.add_(0.5)
+        finally:
+            answering.set()
+            thread.join(60.0)
+        assert group.step > 0
+    torch.testing.assert_close(flat(network), flat(model()) + 1.0)
+
+
+def test_16_bit_parameters_do_not_pull_the_global_ones_to_what_they_can_hold() -> None:
+    network = model().to(torch.bfloat16)
+    algorithm = DiLoCo(network.parameters(), every=1, outer_rate=0.7, outer_momentum=0.9)
+    state = algorithm.state_dict()
+    algorithm.load_state_dict(state | {"global": torch.randn_like(state["global"])})
+    before = algorithm.state_dict()
+    with algorithm.join(register(), name="alone", settings=SETTINGS):
+        for _ in range(3):
+            with algorithm.step():
+                pass
+    assert torch.equal(algorithm.state_dict()["global"], before["global"])
+    assert torch.equal(flat(network), before["global"].to(torch.bfloat16))
+
+
+def test_a_run_of_two_members_goes_on_as_one_of_three_from_its_checkpoint() -> None:
+    def go_on(size: int, state: dict[str, torch.Tensor] | None) -> list[dict[str, torch.Tensor]]:
+        networks, where = [model() for _ in range(size)], register()
+        found: list[dict[str, torch.Tensor]] = [{} for _ in range(size)]
+
+        def run(rank: int) -> None:
+            algorithm = DiLoCo(networks[rank].parameters(), every=2)
+            if state is not None:
+                algorithm.load_state_dict(state)
+                assert torch.equal(flat(networks[rank]), state["global"])
+            train(algorithm, networks[rank], sgd(networks[rank]), where, rank=rank, size=size, steps=4)
+            found[rank] = algorithm.state_dict()
+
+        in_threads(size, run)
+        assert all(torch.equal(one[name], found[0][name]) for one in found for name in ("global", "buffer"))
+        return found
+
+    first = go_on(2, None)[0]
+    second = go_on(3, first)[0]
+    assert (first["rounds"], second["rounds"]) == (2, 4)
+    assert not torch.equal(first["global"], second["global"])

@@ -1,0 +1,79 @@
+"""Synchronous training with whoever is there is that of DDP, and no late gradient is lost."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from patience import wait_until
+from volatile_members import SETTINGS, adamw, batch, flat, in_threads, learn, model, register, sgd
+
+from integrations.volatile import PartialMean
+from transport.volatile.group import VolatileGroup
+
+SIZE = 2
+
+
+def test_members_that_take_the_mean_gradient_train_as_one_with_all_batches_and_who_joins_has_the_optimisers_state() -> (
+    None
+):
+    where, steps = register(), 6
+    networks = [model() for _ in range(SIZE)]
+    inners = [adamw(one) for one in networks]
+    algorithms = [
+        PartialMean(network.parameters(), optimizer=inner) for network, inner in zip(networks, inners, strict=True)
+    ]
+    trained = threading.Event()
+
+    def run(rank: int) -> None:
+        if rank == 1:
+            with torch.no_grad():
+                for one in networks[rank].parameters():
+                    one.zero_()  # it comes with nothing of its own
+            assert trained.wait(60.0)
+        with algorithms[rank].join(where, name=f"member-{rank}", settings=SETTINGS) as group:
+            for number in range(steps):
+                if rank == 0 and number == 2:
+                    trained.set()
+                    wait_until(lambda: len(group.view.members) == SIZE)
+                if rank == 1 and number < 2:
+                    continue
+                learn(networks[rank], inners[rank], number * SIZE + rank)
+                with algorithms[rank].step():
+                    inners[rank].step()
+
+    in_threads(SIZE, run)
+    whole = model()
+    optimizer = adamw(whole)
+    for number in range(steps):
+        optimizer.zero_grad()
+        ranks = range(1 if number < 2 else SIZE)
+        for rank in ranks:
+            inputs, targets = batch(number * SIZE + rank)
+            (torch.nn.functional.mse_loss(whole(inputs), targets) / len(ranks)).backward()
+        optimizer.step()
+    assert torch.equal(flat(networks[0]), flat(networks[1]))
+    torch.testing.assert_close(flat(networks[0]), flat(whole), rtol=1e-4, atol=1e-6)
+
+
+def test_what_a_late_member_did_not_bring_to_a_step_it_brings_to_the_next_to_the_bit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    network = model()
+    algorithm = PartialMean(network.parameters(), optimizer=sgd(network))
+    left_out, brought = {2, 3, 5}, []
+    monkeypatch.setattr(algorithm, "_counted", lambda committed: committed.step not in left_out)
+
+    def step(group: VolatileGroup, gradient: torch.Tensor) -> None:
+        algorithm._all.write_gradients(gradient)
+        with algorithm.step():
+            if group.step not in left_out:
+                brought.append(algorithm._all.read_gradients())
+
+    gradients = [torch.full((algorithm._all.elems,), 2.0**power) for power in range(6)]
+    with algorithm.join(register(), name="late", settings=SETTINGS) as group:
+        for one in gradients:
+            step(group, one)
+    assert torch.equal(torch.stack(brought).sum(0), torch.stack(gradients).sum(0))
+    assert [float(one[0]) for one in brought] == [1.0, 2.0 + 4.0 + 8.0, 16.0 + 32.0]

@@ -1,0 +1,84 @@
+"""Streaming DiLoCo is that of its paper, and its 4 bits end where 32 do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from volatile_members import flat, in_threads, learn, model, register, sgd, train
+
+from integrations.volatile import StreamingDiLoCo
+from transport.volatile.group import VolatileGroup
+
+SIZE = 2
+
+
+def streaming_reference(*, every: int, overlap: int, alpha: float, steps: int) -> list[torch.Tensor]:
+    """Streaming DiLoCo of two fragments as its paper has it, in one thread: what the members end with."""
+    networks = [model() for _ in range(SIZE)]
+    inners = [sgd(one) for one in networks]
+    tensors = [list(one.parameters()) for one in networks]
+    fragments = [[0], [1, 2, 3]]  # of 512, 32, 32 and 1 values
+    held = [torch.nn.Parameter(one.detach().clone()) for one in tensors[0]]
+    outers = [torch.optim.SGD([held[place] for place in one], lr=0.4, momentum=0.9, nesterov=True) for one in fragments]
+    arriving: dict[int, int] = {}
+    for step in range(1, steps + 1):
+        for rank in range(SIZE):
+            learn(networks[rank], inners[rank], (step - 1) * SIZE + rank)
+            inners[rank].step()
+        with torch.no_grad():
+            if step in arriving:
+                turn = arriving.pop(step)
+                outers[turn].step()
+                for place in fragments[turn]:
+                    for own in tensors:
+                        own[place].mul_(alpha).add_(held[place], alpha=1.0 - alpha)
+            if step % (every // 2) == 0:
+                turn = step // (every // 2) % 2 ^ 1
+                for place in fragments[turn]:
+                    held[place].grad = torch.stack([held[place] - own[place] for own in tensors]).mean(0)
+                arriving[step + overlap] = turn
+    return [flat(one) for one in networks]
+
+
+@pytest.mark.parametrize(("overlap", "alpha"), [(1, 0.5), (2, 0.0)])
+def test_streaming_members_train_as_the_paper_has_it(overlap: int, alpha: float) -> None:
+    networks, where = [model() for _ in range(SIZE)], register()
+
+    def run(rank: int) -> None:
+        algorithm = StreamingDiLoCo(
+            networks[rank].parameters(), every=4, fragments=2, overlap=overlap, alpha=alpha, compression=""
+        )
+        train(algorithm, networks[rank], sgd(networks[rank]), where, rank=rank, size=SIZE, steps=9)
+
+    in_threads(SIZE, run)
+    expected = streaming_reference(every=4, overlap=overlap, alpha=alpha, steps=9)
+    for network, values in zip(networks, expected, strict=True):
+        torch.testing.assert_close(flat(network), values, rtol=1e-4, atol=1e-6)
+
+
+def streamed(compression: str) -> torch.Tensor:
+    """What two members end with, whose fragments are large enough to be compressed: all of them with the same bits."""
+    networks, where = [model(width=1024) for _ in range(SIZE)], register()
+    states: list[dict[str, torch.Tensor]] = [{} for _ in range(SIZE)]
+
+    def run(rank: int) -> None:
+        network = networks[rank]
+        algorithm = StreamingDiLoCo(network.parameters(), every=4, fragments=2, overlap=1, compression=compression)
+
+        def end(_: VolatileGroup) -> None:
+            algorithm.finish()
+            states[rank] = algorithm.state_dict()
+
+        inner = torch.optim.SGD(network.parameters(), lr=0.01)
+        train(algorithm, network, inner, where, rank=rank, size=SIZE, steps=8, after=end)
+
+    in_threads(SIZE, run)
+    assert all(torch.equal(states[0][name], states[1][name]) for name in ("global", "buffer"))
+    assert torch.equal(flat(networks[0]), flat(networks[1]))
+    return flat(networks[0])
+
+
+def test_streaming_in_4_bits_ends_near_to_streaming_in_32() -> None:
+    exact, compressed = streamed(""), streamed("int4")
+    way = (exact - flat(model(width=1024))).norm()
+    assert 0 < (compressed - exact).norm() < 0.2 * way

@@ -1,0 +1,95 @@
+"""Members of a volatile group as threads of one process, which train one small model on batches of their own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import torch
+
+from integrations.volatile.algorithm import Algorithm
+from transport.settings import Settings
+from transport.volatile.group import VolatileGroup
+from transport.volatile.register import MemoryStore, Register
+
+SETTINGS = Settings(listen="127.0.0.1", broker="off")
+
+
+def register() -> Register:
+    return Register(MemoryStore(), job="j", secret=b"0123456789abcdef")
+
+
+def model(width: int = 32) -> torch.nn.Module:
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(16, width), torch.nn.ReLU(), torch.nn.Linear(width, 1))
+
+
+def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    source = torch.Generator().manual_seed(number)
+    return torch.randn(4, 16, generator=source), torch.randn(4, 1, generator=source)
+
+
+def flat(network: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([one.detach().reshape(-1) for one in network.parameters()])
+
+
+def learn(network: torch.nn.Module, inner: torch.optim.Optimizer, number: int) -> None:
+    """The gradients of a batch; `inner` is to step."""
+    inputs, targets = batch(number)
+    inner.zero_grad()
+    torch.nn.functional.mse_loss(network(inputs), targets).backward()
+
+
+def train(
+    algorithm: Algorithm,
+    network: torch.nn.Module,
+    inner: torch.optim.Optimizer,
+    where: Register,
+    *,
+    rank: int = 0,
+    size: int = 1,
+    steps: int = 6,
+    after: Callable[[VolatileGroup], None] = lambda group: None,
+) -> None:
+    """Join as one of `size` members, train on every `size`-th batch, call `after`, and leave."""
+    with algorithm.join(where, name=f"member-{rank}", members_min=size, settings=SETTINGS) as group:
+        for number in range(steps):
+            learn(network, inner, number * size + rank)
+            with algorithm.step():
+                inner.step()
+        after(group)
+
+
+def in_threads(size: int, run: Callable[[int], None]) -> None:
+    """Run a thread for each rank; what the first one raises is raised."""
+    errors: list[BaseException] = []
+
+    def guarded(rank: int) -> None:
+        try:
+            run(rank)
+        except BaseException as error:  # noqa: BLE001 - shown in the test's own thread
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(rank,)) for rank in range(size)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(100.0)
+    if errors:
+        raise errors[0]
+    assert not any(one.is_alive() for one in threads)
+
+
+def adamw(network: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(network.parameters(), lr=1e-2)
+
+
+def sgd(network: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(network.parameters(), lr=0.1)
+
+
+def step_once(network: torch.nn.Module, inner: torch.optim.Optimizer, algorithm: Algorithm) -> None:
+    """A step of training that may be made any number of times."""
+    learn(network, inner, 7)
+    with algorithm.step(tokens=4):
+        inner.step()
