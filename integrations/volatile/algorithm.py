@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import io
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -87,6 +87,8 @@ class Algorithm:
         Raises:
             EvictedError: the others have gone on without this member.
         """
+        if tokens < 1:
+            raise MisuseError(f"a step learns from one token at least, not from {tokens}")
         self._before()
         yield
         self._inner += 1
@@ -120,6 +122,9 @@ class Algorithm:
 
     def _end(self) -> None:
         """This member has left; the group is closed."""
+
+    def _apply(self, result: Sequence[torch.Tensor]) -> None:
+        """Do what all members do alike with the result of a step."""
 
     def _shared_state(self) -> dict[str, Any]:
         """What a member that joins begins with."""
@@ -180,12 +185,20 @@ class GlobalAlgorithm(Algorithm):
         self.every, self._rate, self._momentum = every, outer_rate, outer_momentum
         self._interval = every // len(self._fragments)
         self._global = [one.read() for one in self._fragments]
+        self._held = list(self._global)  # what the model's fragments have received, and learn from
         self._buffers = [torch.zeros_like(one) for one in self._global]
         self._rounds = 0
         self._was_member = False
         self._lock = threading.Condition()  # of global parameters and momentum, which a thread may step
 
     def _begin(self) -> None:
+        """A member that comes back adds what it has learned since it was cut off to what the others have.
+
+        So nothing that it learned is lost, and it takes no more memory: the model itself holds it.
+        """
+        for place in range(len(self._fragments)):
+            if self._held[place] is not self._global[place]:
+                self._receive(place, keep=self._was_member)
         self._was_member = True
 
     @property
@@ -193,13 +206,21 @@ class GlobalAlgorithm(Algorithm):
         """The fragment of the next round: all members have committed the same number."""
         return self._rounds % len(self._fragments)
 
-    def _step(self, place: int, mean: torch.Tensor, gradient: torch.Tensor) -> None:
-        """The outer step of a fragment. Its old global values stay as they were, for who still reads them."""
+    def _step(self, mean: torch.Tensor, gradient: torch.Tensor) -> None:
+        """The outer step of the next fragment. Its old global values stay as they were, for who still reads them."""
+        place = self._place
         buffer = self._buffers[place].numpy()
         with self._lock:
             stepped = nesterov(mean.numpy(), gradient.numpy(), buffer, rate=self._rate, momentum=self._momentum)
             self._global[place] = torch.from_numpy(stepped)
             self._rounds += 1
+
+    def _receive(self, place: int, *, keep: bool) -> None:
+        """Move a fragment of the model to its global values; to keep what it learned, only as far as they moved."""
+        fragment, merged = self._fragments[place], self._global[place]
+        change = fragment.read() - fragment.rounded(self._held[place]) if keep else torch.zeros(())
+        fragment.write(merged + change)
+        self._held[place] = merged
 
     def state_dict(self) -> dict[str, Any]:
         """See `Algorithm`. Vectors are in the model's order, so another number of fragments may go on from it."""
@@ -210,6 +231,10 @@ class GlobalAlgorithm(Algorithm):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self._joined is not None:
             raise MisuseError("load a state before you join: inside, all members have the same")
+        self._take_shared_state(state)
+        self._write_global()
+
+    def _take_shared_state(self, state: Mapping[str, Any]) -> None:
         elems = sum(one.elems for one in self._fragments)
         for name in ("global", "buffer"):
             if name not in state or state[name].shape != (elems,):
@@ -217,22 +242,10 @@ class GlobalAlgorithm(Algorithm):
         self._global = self._by_fragment(state["global"])
         self._buffers = self._by_fragment(state["buffer"])
         self._rounds = int(state["rounds"])
-        self._write_global()
-
-    def _take_shared_state(self, state: Mapping[str, Any]) -> None:
-        """A member that comes back after it was cut off adds what it has learned since to what the others have.
-
-        So nothing that it learned is lost, and it takes no more memory: the model itself holds it.
-        """
-        learned = [one.read() - one.rounded(old) for one, old in zip(self._fragments, self._global, strict=True)]
-        self.load_state_dict(state)
-        if self._was_member:
-            for one, new, change in zip(self._fragments, self._global, learned, strict=True):
-                one.write(new + change)
 
     def _write_global(self) -> None:
-        for one, values in zip(self._fragments, self._global, strict=True):
-            one.write(values)
+        for place in range(len(self._fragments)):
+            self._receive(place, keep=False)
 
     def _ordered(self, vectors: Iterable[torch.Tensor]) -> torch.Tensor:
         """One vector in the model's order, of one a fragment."""

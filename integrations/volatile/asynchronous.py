@@ -17,7 +17,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -90,8 +90,7 @@ class AsyncDiLoCo(GlobalAlgorithm):
         self._reset()
 
     def _reset(self) -> None:
-        """Training's own: what it has received of each fragment, and learned from since."""
-        self._held = list(self._global)
+        """Training's own: what it has learned of each fragment since it received it."""
         self._steps = [0] * len(self._fragments)
         self._tokens = [0] * len(self._fragments)
         self._rounds_seen = self._rounds
@@ -138,7 +137,7 @@ class AsyncDiLoCo(GlobalAlgorithm):
             arrived, self._arrived = self._arrived, {}
             rounds = self._rounds
         for place, merged in arrived.items():
-            self._receive(place, merged)
+            self._take(place, merged)
         # As many merges as since the last look may come before the next one, and one that begins with it.
         ahead = min(rounds - self._rounds_seen + 1, len(self._fragments))
         self._rounds_seen = rounds
@@ -151,7 +150,7 @@ class AsyncDiLoCo(GlobalAlgorithm):
             self._snapshots.update(made)
             self._lock.notify_all()
 
-    def _receive(self, place: int, merged: _Merged) -> None:
+    def _take(self, place: int, merged: _Merged) -> None:
         fragment, taken = self._fragments[place], merged.taken
         began = fragment.rounded(self._held[place]) if taken is None else taken.values
         fragment.write(merged.values + (fragment.read() - began))
@@ -189,10 +188,13 @@ class AsyncDiLoCo(GlobalAlgorithm):
             snapshot = self._newest(place)
             sums = self._contribution(place, snapshot)
             self.last = group.all_reduce(sums, ReduceOp.SUM, compression=self.compression, feedback=place)
-            counted = snapshot if self._counted(self.last) else None
-            steps_per_s = self._merge(place, sums[0].numpy(), sums[1].numpy(), counted)
+            with self._lock:
+                self._apply(sums)
+                if snapshot is not None and self._counted(self.last):
+                    self._arrived[place] = _Merged(self._global[place], snapshot)
             if sums[1][_ENDING] == sums[1][_MEMBERS]:
                 return
+            steps_per_s = float(sums[1][_RATE] / sums[1][_MEMBERS])
             pause_s = self._interval / steps_per_s if steps_per_s > 0 else IDLE_S
             self._hurry.wait(max(began_s + pause_s - time.monotonic(), 0.0))
 
@@ -220,27 +222,28 @@ class AsyncDiLoCo(GlobalAlgorithm):
                 torch.mul(part, scale, out=target)
         return [directions, scalars]
 
-    def _merge(self, place: int, directions: outer.Vector, scalars: outer.Vector, counted: _Snapshot | None) -> float:
-        """Step the outer optimiser with a merge's sums. The mean member's steps a second."""
-        fragment, before, weight = self._fragments[place], self._global[place], float(scalars[_WEIGHT])
-        parts = fragment.split(torch.from_numpy(directions))
+    def _apply(self, result: Sequence[torch.Tensor]) -> None:
+        """Step the outer optimiser with the sums of a merge; with those of nobody's changes only count it."""
+        directions, scalars = result[0], result[1].numpy()
+        place, weight = self._place, float(scalars[_WEIGHT])
+        fragment = self._fragments[place]
         merged = [
             outer.weighted_mean(part.numpy(), weight)
             if parameter in self._averaged
             else outer.radial_directional(part.numpy(), float(length), weight)
-            for parameter, part, length in zip(fragment.parameters, parts, scalars[_LENGTHS:], strict=True)
+            for parameter, part, length in zip(
+                fragment.parameters, fragment.split(directions), scalars[_LENGTHS:], strict=True
+            )
         ]
         gradient = torch.from_numpy(np.concatenate(merged))
         with self._lock:
             if weight > 0:
-                self._step(place, before - gradient, gradient)
+                self._step(self._global[place] - gradient, gradient)
                 earlier = self._arrived.get(place)
-                taken = counted if earlier is None else earlier.taken
-                self._arrived[place] = _Merged(self._global[place], taken)
+                self._arrived[place] = _Merged(self._global[place], earlier.taken if earlier else None)
             else:
                 self._rounds += 1
             self._lock.notify_all()
-        return float(scalars[_RATE] / scalars[_MEMBERS])
 
     def _steps_per_s(self) -> float:
         times_s = list(self._times_s)

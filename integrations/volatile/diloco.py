@@ -7,7 +7,7 @@ A member that is lost, comes or goes between two meetings changes only how many 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -40,15 +40,17 @@ class DiLoCo(GlobalAlgorithm):
 
     def meet(self) -> Committed:
         """Average the parameters now, and let the outer optimiser step."""
-        fragment, before = self._fragments[0], self._global[0]
+        fragment, began = self._fragments[0], self._global[0]
         # What 16-bit parameters cannot hold of the global ones is nobody's change.
-        own, held = fragment.read(), fragment.rounded(before)
-        mean = own + (before - held)
+        mean = fragment.read() + (began - fragment.rounded(began))
         self.last = self._group.all_reduce(mean)
-        self._step(0, mean, before - mean)
-        # Who was left out keeps what it has learned, and so brings it to the next meeting.
-        fragment.write(self._global[0] if self._counted(self.last) else self._global[0] + (own - held))
+        self._apply([mean])
+        self._receive(0, keep=not self._counted(self.last))
         return self.last
+
+    def _apply(self, result: Sequence[torch.Tensor]) -> None:
+        (mean,) = result
+        self._step(mean, self._global[0] - mean)
 
     def finish(self) -> None:
         """A last meeting."""

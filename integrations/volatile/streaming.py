@@ -8,7 +8,7 @@ stops for all of it at once. One fragment is under way at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -21,10 +21,9 @@ from transport.volatile.group import Committed
 
 @dataclass(frozen=True)
 class _Flight:
-    """A fragment under way: `before` are the global values that its change was taken from, `due` the inner step."""
+    """A fragment under way, and the inner step at which it is due."""
 
     place: int
-    before: torch.Tensor
     due: int
     ended: Future[Committed]
 
@@ -78,40 +77,46 @@ class StreamingDiLoCo(GlobalAlgorithm):
 
     def _after(self, tokens: int) -> None:
         if self._flight is not None and self._inner >= self._flight.due:
-            self._receive(self.alpha)
+            self._arrive(self.alpha)
         if self._inner % self._interval == 0:
             self._send(self.overlap)
             if not self.overlap:
-                self._receive(self.alpha)
+                self._arrive(self.alpha)
 
     def finish(self) -> None:
         """One more exchange of each fragment, to the global values."""
         if self._flight is not None:
-            self._receive(self.alpha)
+            self._arrive(self.alpha)
         for _ in self._fragments:
             self._send(0)
-            self._receive(0.0)
+            self._arrive(0.0)
 
     def _send(self, overlap: int) -> None:
         group, place = self._group, self._place
-        fragment, before = self._fragments[place], self._global[place]
-        gradient = fragment.rounded(before) - fragment.read()
+        fragment = self._fragments[place]
+        gradient = fragment.rounded(self._held[place]) - fragment.read()
 
         def exchange() -> Committed:
             committed = group.all_reduce(gradient, compression=self.compression, feedback=place)
-            self._step(place, before - gradient, gradient)
+            self._apply([gradient])
             return committed
 
         assert self._thread is not None
-        self._flight = _Flight(place, before, self._inner + overlap, self._thread.submit(exchange))
+        self._flight = _Flight(place, self._inner + overlap, self._thread.submit(exchange))
 
-    def _receive(self, alpha: float) -> None:
+    def _apply(self, result: Sequence[torch.Tensor]) -> None:
+        (gradient,) = result
+        self._step(self._global[self._place] - gradient, gradient)
+
+    def _arrive(self, alpha: float) -> None:
+        """Wait for the fragment under way, and mix it into the model."""
         flight, self._flight = self._flight, None
         assert flight is not None
         self.last = flight.ended.result()
-        fragment, merged = self._fragments[flight.place], self._global[flight.place]
-        own = fragment.read()
+        own = self._fragments[flight.place].read()
+        for place, merged in enumerate(self._global):
+            if self._held[place] is not merged:  # more than one where this member was left behind
+                self._receive(place, keep=place != flight.place or not self._counted(self.last))
         if self._counted(self.last):
-            fragment.write(merged + alpha * (own - merged))
-        else:
-            fragment.write(merged + (own - fragment.rounded(flight.before)))
+            merged = self._global[flight.place]
+            self._fragments[flight.place].write(merged + alpha * (own - merged))

@@ -57,7 +57,7 @@ def test_what_a_member_learned_in_a_round_that_left_it_out_is_part_of_its_next_o
     monkeypatch.setattr(found, "_counted", lambda committed: counted)
     merges: list[torch.Tensor] = []
 
-    def others_only(place: int, mean: torch.Tensor, gradient: torch.Tensor) -> None:
+    def others_only(mean: torch.Tensor, gradient: torch.Tensor) -> None:
         merges.append(gradient.clone())
         found._rounds += 1  # what the others have merged: no change
 
