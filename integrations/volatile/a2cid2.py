@@ -44,7 +44,7 @@ class A2CiD2(Algorithm):
         if every < 1:
             raise MisuseError(f"every is {every}: at least one step lies between two exchanges")
         self.every = every
-        self._all = Fragment(self._parameters)
+        self._all = Fragment(self.parameters)
         self._ahead = torch.zeros(self._all.elems)
         self._pace = gossip.Pace(kept=1.0, pull=0.5)
         self._is_new = False

@@ -37,11 +37,12 @@ class Algorithm:
         parameters: of the model, on any device, of float32 or 16-bit floats. What is exchanged is float32 on the host.
 
     Attributes:
+        parameters: those of them that are trained.
         last: the last step of the group that this member took part in; None before the first.
     """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        self._parameters = trainable(parameters, user=type(self).__name__)
+        self.parameters = trainable(parameters, user=type(self).__name__)
         self._inner = 0
         self._joined: VolatileGroup | None = None
         self.last: Committed | None = None
@@ -179,7 +180,7 @@ class GlobalAlgorithm(Algorithm):
         outer_momentum: float,
     ) -> None:
         super().__init__(parameters)
-        self._fragments = cut(self._parameters, fragments)
+        self._fragments = cut(self.parameters, fragments)
         if every < 1 or every % len(self._fragments):
             raise MisuseError(f"every is {every}: it is a positive multiple of the {len(self._fragments)} fragments")
         self.every, self._rate, self._momentum = every, outer_rate, outer_momentum
@@ -254,10 +255,10 @@ class GlobalAlgorithm(Algorithm):
             for one, values in zip(self._fragments, vectors, strict=True)
             for parameter, part in zip(one.parameters, one.split(values), strict=True)
         }
-        return torch.cat([parts[one] for one in self._parameters])
+        return torch.cat([parts[one] for one in self.parameters])
 
     def _by_fragment(self, ordered: torch.Tensor) -> list[torch.Tensor]:
         """One vector a fragment, of one in the model's order."""
-        parts = torch.split(ordered.to(torch.float32), [one.numel() for one in self._parameters])
-        found = dict(zip(self._parameters, parts, strict=True))
+        parts = torch.split(ordered.to(torch.float32), [one.numel() for one in self.parameters])
+        found = dict(zip(self.parameters, parts, strict=True))
         return [torch.cat([found[parameter] for parameter in one.parameters]) for one in self._fragments]

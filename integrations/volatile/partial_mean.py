@@ -35,7 +35,7 @@ class PartialMean(Algorithm):
         super().__init__(parameters)
         self._optimizer = optimizer
         self.compression = compression
-        self._all = Fragment(self._parameters)
+        self._all = Fragment(self.parameters)
         self._late = torch.zeros(self._all.elems)
 
     def _before(self) -> None:

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-from patience import LIMIT_S, wait_until
-from torch._C._distributed_c10d import TCPStore
 from volatile_members import SETTINGS, batch, flat, in_threads, model, register, train
 
 from hive_qos.errors import MisuseError
 from integrations.volatile.diloco import DiLoCo, LocalSGD
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "volatile.py"
 BATCHES = 6
 
 
@@ -81,44 +72,3 @@ def test_a_checkpoint_goes_on_where_it_was_made_and_another_models_is_refused() 
     assert torch.equal(flat(network), flat(other))
     with pytest.raises(MisuseError, match="of another model"):
         DiLoCo(torch.nn.Linear(2, 2).parameters()).load_state_dict(algorithm.state_dict())
-
-
-def test_the_example_trains_with_whoever_is_there_and_begins_anew_when_all_have_left(tmp_path: Path) -> None:
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    environment = os.environ | {
-        "HIVE_LISTEN": "127.0.0.1",
-        "HIVE_BROKER": "off",
-        "HIVE_JOB_SECRET": "secret of the test",
-    }
-    command = [sys.executable, str(EXAMPLE), "--store", f"127.0.0.1:{store.port}", "--meetings", "1000000"]
-    started: dict[str, subprocess.Popen[bytes]] = {}
-
-    def start(name: str) -> None:
-        with (tmp_path / name).open("wb") as output:
-            started[name] = subprocess.Popen([*command, "--name", name], env=environment, stdout=output, stderr=output)
-
-    def said() -> str:
-        return "".join(f"{name}:\n{(tmp_path / name).read_text()[-2000:]}\n" for name in started)
-
-    def meets(name: str, members: int) -> None:
-        wait_until(lambda: f" of {members}: loss" in (tmp_path / name).read_text()[-200:], what=said, limit_s=60.0)
-
-    def leaves(name: str) -> None:
-        started[name].send_signal(signal.SIGINT)
-        assert started[name].wait(LIMIT_S) == 0, said()
-
-    try:
-        start("a")
-        start("b")
-        for name in "ab":
-            meets(name, 2)
-        leaves("a")
-        meets("b", 1)
-        leaves("b")
-        start("c")
-        meets("c", 1)
-        leaves("c")
-    finally:
-        for one in started.values():
-            one.kill()
-            one.wait()
