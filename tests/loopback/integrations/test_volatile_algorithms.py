@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from volatile_members import SETTINGS, adamw, flat, in_threads, learn, model, register, sgd, train
+from patience import wait_until
+from volatile_members import SETTINGS, adamw, flat, in_threads, learn, model, register, sgd, step_once, train
 
 from integrations.volatile import A2CiD2, AsyncDiLoCo, DiLoCo, PartialMean, StreamingDiLoCo
 from integrations.volatile.algorithm import Algorithm
@@ -133,3 +134,40 @@ def test_a_run_of_two_members_goes_on_as_one_of_three_from_its_checkpoint() -> N
     second = go_on(3, first)[0]
     assert (first["rounds"], second["rounds"]) == (2, 4)
     assert not torch.equal(first["global"], second["global"])
+
+
+@pytest.mark.parametrize("kind", [DiLoCo, StreamingDiLoCo, AsyncDiLoCo])
+def test_members_hold_the_same_global_bits_after_each_round_and_who_comes_later_too(
+    kind: type[DiLoCo] | type[StreamingDiLoCo] | type[AsyncDiLoCo],
+) -> None:
+    size, where = 3, register()
+    networks = [model() for _ in range(size)]
+    options: dict[str, Any] = {} if kind is DiLoCo else {"fragments": 2}
+    options |= {"overlap": 1} if kind is StreamingDiLoCo else {}
+    algorithms = [kind(one.parameters(), every=2, **options) for one in networks]
+    seen: list[dict[int, bytes]] = [{} for _ in range(size)]
+    begun, ended = threading.Event(), threading.Event()
+
+    def run(rank: int) -> None:
+        algorithm, step = algorithms[rank], algorithms[rank]._step
+
+        def recorded(*arguments: object) -> None:
+            step(*arguments)  # type: ignore[arg-type]
+            state = algorithm.state_dict()
+            seen[rank][state["rounds"]] = b"".join(state[name].numpy().tobytes() for name in ("global", "buffer"))
+
+        algorithm._step = recorded  # type: ignore[method-assign, assignment]
+        if rank == 2:
+            assert begun.wait(60.0)
+        inner = sgd(networks[rank])
+        with algorithm.join(where, name=f"member-{rank}", settings=SETTINGS):
+            enough = len(seen[rank]) + 5
+            wait_until(lambda: step_once(networks[rank], inner, algorithm) or len(seen[rank]) >= enough)
+            (ended if rank == 2 else begun).set()
+            wait_until(lambda: ended.is_set() or step_once(networks[rank], inner, algorithm))
+
+    in_threads(size, run)
+    everybody = set(seen[0]) & set(seen[1]) & set(seen[2])
+    assert len(everybody) >= 4
+    for number in set(seen[0]) | set(seen[1]) | set(seen[2]):
+        assert len({one[number] for one in seen if number in one}) == 1, number
