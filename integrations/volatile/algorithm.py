@@ -67,6 +67,7 @@ class Algorithm:
                 name=name,
                 get_state=self._state_bytes,
                 set_state=self._take_state_bytes,
+                apply_result=self._take_result,
                 members_min=members_min,
                 settings=settings,
                 join_timeout_s=join_timeout_s,
@@ -127,6 +128,10 @@ class Algorithm:
     def _apply(self, result: Sequence[torch.Tensor]) -> None:
         """Do what all members do alike with the result of a step."""
 
+    def _result_elems(self) -> list[int]:
+        """How many values each tensor of the next step has; none for an algorithm without steps."""
+        return []
+
     def _shared_state(self) -> dict[str, Any]:
         """What a member that joins begins with."""
         return self.state_dict()
@@ -149,6 +154,12 @@ class Algorithm:
         file = io.BytesIO()
         torch.save(self._shared_state(), file)
         return file.getvalue()
+
+    def _take_result(self, _step: int, tensors: Sequence[memoryview]) -> None:
+        """Take in a step that the others have made. One of other sizes is a caller's own, and nothing to us."""
+        result = [torch.frombuffer(bytearray(one), dtype=torch.float32) for one in tensors if len(one) % 4 == 0]
+        if [one.numel() for one in result] == self._result_elems():
+            self._apply(result)
 
     def _take_state_bytes(self, data: bytes) -> None:
         try:
@@ -206,6 +217,9 @@ class GlobalAlgorithm(Algorithm):
     def _place(self) -> int:
         """The fragment of the next round: all members have committed the same number."""
         return self._rounds % len(self._fragments)
+
+    def _result_elems(self) -> list[int]:
+        return [self._fragments[self._place].elems]
 
     def _step(self, mean: torch.Tensor, gradient: torch.Tensor) -> None:
         """The outer step of the next fragment. Its old global values stay as they were, for who still reads them."""

@@ -222,6 +222,9 @@ class AsyncDiLoCo(GlobalAlgorithm):
                 torch.mul(part, scale, out=target)
         return [directions, scalars]
 
+    def _result_elems(self) -> list[int]:
+        return [self._fragments[self._place].elems, _LENGTHS + len(self._fragments[self._place].parameters)]
+
     def _apply(self, result: Sequence[torch.Tensor]) -> None:
         """Step the outer optimiser with the sums of a merge; with those of nobody's changes only count it."""
         directions, scalars = result[0], result[1].numpy()

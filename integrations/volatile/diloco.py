@@ -22,6 +22,7 @@ class DiLoCo(GlobalAlgorithm):
         parameters: of the model; after each meeting they hold the global ones.
         every: inner steps between two meetings.
         outer_rate, outer_momentum: the paper's are 0.7 and 0.9.
+        quorum: with so many parts, and more than half of all, a meeting does not wait for a late one; 0 waits for all.
     """
 
     def __init__(
@@ -31,8 +32,10 @@ class DiLoCo(GlobalAlgorithm):
         every: int = 100,
         outer_rate: float = 0.7,
         outer_momentum: float = 0.9,
+        quorum: int = 0,
     ) -> None:
         super().__init__(parameters, every=every, fragments=1, outer_rate=outer_rate, outer_momentum=outer_momentum)
+        self.quorum = quorum
 
     def _after(self, tokens: int) -> None:
         if self._inner % self.every == 0:
@@ -43,7 +46,7 @@ class DiLoCo(GlobalAlgorithm):
         fragment, began = self._fragments[0], self._global[0]
         # What 16-bit parameters cannot hold of the global ones is nobody's change.
         mean = fragment.read() + (began - fragment.rounded(began))
-        self.last = self._group.all_reduce(mean)
+        self.last = self._group.all_reduce(mean, quorum=self.quorum)
         self._apply([mean])
         self._receive(0, keep=not self._counted(self.last))
         return self.last

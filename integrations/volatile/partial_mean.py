@@ -6,7 +6,7 @@ is left out of a step's mean, and adds its gradient to the one of its next step,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ class PartialMean(Algorithm):
         parameters: of the model.
         optimizer: of the same parameters. A member that joins begins with the others' state of it.
         compression: of the gradients: "int4", "int8", "bfloat16" or "" for none; what it leaves out is sent later.
+        quorum: with so many gradients, and more than half of all, a step does not wait for a late one; 0 waits for all.
     """
 
     def __init__(
@@ -31,19 +32,28 @@ class PartialMean(Algorithm):
         *,
         optimizer: torch.optim.Optimizer,
         compression: str = "",
+        quorum: int = 0,
     ) -> None:
         super().__init__(parameters)
         self._optimizer = optimizer
-        self.compression = compression
+        self.compression, self.quorum = compression, quorum
         self._all = Fragment(self.parameters)
         self._late = torch.zeros(self._all.elems)
 
     def _before(self) -> None:
         own = self._all.read_gradients() + self._late
         mean = own.clone()
-        self.last = self._group.all_reduce(mean, compression=self.compression, feedback="gradients")
+        self.last = self._group.all_reduce(mean, quorum=self.quorum, compression=self.compression, feedback="gradients")
         self._late = torch.zeros_like(own) if self._counted(self.last) else own
         self._all.write_gradients(mean)
+
+    def _result_elems(self) -> list[int]:
+        return [self._all.elems]
+
+    def _apply(self, result: Sequence[torch.Tensor]) -> None:
+        """A step that the others have made, as this member catches up."""
+        self._all.write_gradients(result[0])
+        self._optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
         """See `Algorithm`. It has the optimiser's state, which all members share."""

@@ -249,6 +249,7 @@ class VolatileGroup:
         group, view = self._ready(time.monotonic() + timeout_s, timeout_s)
         if group is None:  # this member has to follow the others' steps first
             return None
+        self._control.wait_between_steps(idle=True)  # or a change of the view would wait for the end of a step
         try:
             return run(group, view)
         except TransportError as error:
