@@ -92,6 +92,7 @@ class A2CiD2(Algorithm):
 
     def finish(self) -> None:
         """Average the parameters of all members that hold the job's."""
+        _ = self._group  # raises where this member has not joined
         if self._flight is not None:
             self._receive()
         assert self._thread is not None

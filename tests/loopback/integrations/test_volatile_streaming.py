@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from volatile_members import flat, in_threads, learn, model, register, sgd, train
+from volatile_members import SETTINGS, flat, in_threads, learn, model, register, sgd, train
 
 from integrations.volatile import StreamingDiLoCo
 from transport.volatile.group import VolatileGroup
@@ -82,3 +82,24 @@ def test_streaming_in_4_bits_ends_near_to_streaming_in_32() -> None:
     exact, compressed = streamed(""), streamed("int4")
     way = (exact - flat(model(width=1024))).norm()
     assert 0 < (compressed - exact).norm() < 0.2 * way
+
+
+def test_what_4_bits_leave_out_of_a_fragment_comes_with_a_later_one() -> None:
+    rounds, where = 40, register()
+    steps = torch.full((9000,), 0.01)  # above 32 KiB, below which fragments are sent as they are
+    steps[::256] = 1.0  # so 4 bits have steps of 1 / 7, to which 0.01 is nothing
+    parameters = [torch.nn.Parameter(torch.zeros(9000)) for _ in range(SIZE)]
+
+    def run(rank: int) -> None:
+        algorithm = StreamingDiLoCo(
+            [parameters[rank]], every=1, fragments=1, overlap=0, alpha=0.0, outer_rate=1.0, outer_momentum=0.0
+        )
+        with algorithm.join(where, name=f"member-{rank}", members_min=SIZE, settings=SETTINGS):
+            for _ in range(rounds):
+                with algorithm.step(), torch.no_grad():
+                    parameters[rank].add_(steps)
+
+    in_threads(SIZE, run)
+    assert torch.equal(*parameters)
+    left_out = (parameters[0].detach() - rounds * steps).abs().max()
+    assert 0 < left_out < 0.2  # of a round or two, where all of them add up to 0.4
