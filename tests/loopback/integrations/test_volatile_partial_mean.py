@@ -83,3 +83,45 @@ def test_what_a_late_member_did_not_bring_to_a_step_it_brings_to_the_next_to_the
             step(group, one)
     assert torch.equal(torch.stack(brought).sum(0), torch.stack(gradients).sum(0))
     assert [float(one[0]) for one in brought] == [1.0, 2.0 + 4.0 + 8.0, 16.0 + 32.0]
+
+
+def test_with_a_quorum_members_go_on_without_a_late_one_which_brings_all_that_it_has_later() -> None:
+    size, where = 3, register()
+    networks = [model() for _ in range(size)]
+    inners = [torch.optim.SGD(one.parameters(), lr=0.0) for one in networks]
+    algorithms = [
+        PartialMean(network.parameters(), optimizer=inner, quorum=2)
+        for network, inner in zip(networks, inners, strict=True)
+    ]
+    brought: dict[int, float] = {}
+    calls: list[bool] = []
+    ended = threading.Event()
+
+    def run(rank: int) -> None:
+        algorithm = algorithms[rank]
+
+        def step() -> None:
+            """The last member's gradients are ones, the others' zeros."""
+            algorithm._all.write_gradients(torch.full((algorithm._all.elems,), float(rank == 2)))
+            with algorithm.step():
+                inners[rank].step()
+            last = algorithm.last
+            assert last is not None
+            brought[last.step] = float(algorithm._all.read_gradients()[0]) * len(last.members)
+            if rank == 2:
+                calls.append(last.contributed)
+
+        with algorithm.join(where, name=f"member-{rank}", settings=SETTINGS) as group:
+            wait_until(lambda: len(group.view.members) == size or step(), pause_s=0.05)
+            if rank < 2:
+                wait_until(lambda: ended.is_set() or step(), pause_s=0.05, limit_s=60.0)
+                return
+            for _ in range(6):
+                step()
+            wait_until(lambda: step() or not calls[-1], pause_s=1.0)
+            wait_until(lambda: step() or calls[-1])
+            ended.set()
+
+    in_threads(size, run)
+    assert not algorithms[2]._late.any()
+    assert round(sum(brought.values()), 3) == len(calls)

@@ -1,0 +1,55 @@
+"""A member that catches up does with a step's result what the others did. A caller's own step is nothing to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from integrations.volatile import A2CiD2, AsyncDiLoCo, DiLoCo, PartialMean, StreamingDiLoCo
+from integrations.volatile.algorithm import Algorithm
+
+ELEMS = 12
+
+
+def parameter() -> torch.nn.Parameter:
+    return torch.nn.Parameter(torch.ones(ELEMS))
+
+
+def take(algorithm: Algorithm, *tensors: list[float]) -> None:
+    algorithm._take_result(1, [memoryview(np.asarray(one, np.float32).tobytes()) for one in tensors])
+
+
+def test_results_of_diloco_are_means_and_those_of_streaming_gradients() -> None:
+    plain: dict[str, Any] = {"outer_rate": 1.0, "outer_momentum": 0.0}
+    first = DiLoCo([parameter()], every=1, **plain)
+    take(first, [3.0] * ELEMS)
+    second = StreamingDiLoCo([parameter()], every=1, fragments=1, overlap=0, **plain)
+    take(second, [-2.0] * ELEMS)
+    for one in (first, second):
+        state = one.state_dict()
+        assert (state["global"].tolist(), state["rounds"]) == ([3.0] * ELEMS, 1)
+
+
+def test_a_result_of_a_partial_mean_is_a_gradient_that_the_optimiser_steps_with() -> None:
+    trained = parameter()
+    take(PartialMean([trained], optimizer=torch.optim.SGD([trained], lr=0.5)), [2.0] * ELEMS)
+    assert trained.tolist() == [0.0] * ELEMS
+
+
+def test_a_step_that_a_program_makes_on_the_group_by_itself_changes_nothing() -> None:
+    trained = parameter()
+    optimizer = torch.optim.SGD([trained], lr=0.5)
+    options: dict[str, Any] = {"every": 1, "fragments": 1}
+    for one in (
+        DiLoCo([trained], every=1),
+        StreamingDiLoCo([trained], overlap=0, **options),
+        AsyncDiLoCo([trained], **options),
+        PartialMean([trained], optimizer=optimizer),
+        A2CiD2([trained]),
+    ):
+        take(one, [5.0])
+        take(one, [5.0] * ELEMS, [5.0])
+        state = one.state_dict()
+        assert state.get("global", state.get("parameters")).tolist() == [1.0] * ELEMS
