@@ -47,6 +47,8 @@ class Settings:
             ranks.
         site: the name of the place where this rank is, the same for all that share its link to the others; "" lets
             round trips tell. All ranks have one, or it counts for none.
+        inspect: listen on a Unix socket, at which `hive-qos job` asks.
+        tape: a folder for the tape of each member of a volatile group; "" for none.
         receive_bytes_max: most that a `recv` into nothing allocates on the sender's word. Larger tensors are received
             into memory that the caller provides.
     """
@@ -69,6 +71,8 @@ class Settings:
     shared_memory: bool = True
     algorithm: str = ""
     site: str = ""
+    inspect: bool = True
+    tape: str = ""
     receive_bytes_max: int = 2**30
 
     def __post_init__(self) -> None:
@@ -91,6 +95,8 @@ class Settings:
                     ipaddress.ip_address(address.partition("%")[0])
                 except ValueError as error:
                     raise ConfigurationError(name, address, "write a literal IPv4 or IPv6 address") from error
+        if self.tape and not os.access(self.tape, os.W_OK | os.X_OK):
+            raise ConfigurationError("HIVE_TAPE", self.tape, "no folder that can be written; make it, or name another")
         given = {"HIVE_CA": self.ca, "HIVE_CERT": self.certificate, "HIVE_KEY": self.key}
         if any(given.values()):
             for name, path in given.items():
@@ -129,6 +135,8 @@ class Settings:
             shared_memory=_switch("HIVE_SHARED_MEMORY", values.get("HIVE_SHARED_MEMORY", "")),
             algorithm=values.get("HIVE_ALGORITHM", ""),
             site=values.get("HIVE_SITE", ""),
+            inspect=_switch("HIVE_INSPECT", values.get("HIVE_INSPECT", "")),
+            tape=values.get("HIVE_TAPE", ""),
         )
 
 

@@ -1,0 +1,157 @@
+"""Tapes of members that agree are one chain; whatever differs in them is found, with who and where."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hive_qos.errors import ConfigurationError
+from transport.settings import Settings
+from transport.volatile import commit, tape_check
+from transport.volatile.commit import Prepared, Send, State
+from transport.volatile.tape import Tape
+from transport.volatile.view import DIGEST_BYTES, Member, View
+
+A, B, C = (Member(name, 1) for name in "abc")
+ALL = View(1, (A, B, C), 0, bytes(DIGEST_BYTES))
+
+
+class Job:
+    """Members that do everything at the same time, each with a tape."""
+
+    def __init__(self, folder: Path, *, size_bytes_max: int = 2**20) -> None:
+        self.states = {one: commit.begin(one, ALL) for one in ALL.members}
+        self.tapes = {
+            one: Tape(str(folder), job="llm", state=state, size_bytes_max=size_bytes_max)
+            for one, state in self.states.items()
+        }
+
+    def step(self) -> None:
+        """All members reduce the next step, and hear of each other that they did."""
+        said: dict[Member, Prepared] = {}
+        for one, state in self.states.items():
+            after, actions = commit.reduced(state, state.committed + 1, b"r" * DIGEST_BYTES)
+            self._saw(one, after)
+            (said[one],) = (send.message for send in actions if isinstance(send, Send))  # type: ignore[assignment]
+        for one in self.states:
+            for sender, message in said.items():
+                if sender != one:
+                    self._saw(one, commit.received(self.states[one], sender, message)[0])
+
+    def lose(self, gone: Member) -> None:
+        """The others go on without one, which has said nothing."""
+        del self.states[gone]
+        first = next(iter(self.states.values()))
+        members = tuple(sorted(self.states))
+        view = View(first.view.epoch + 1, members, first.committed, first.digest)
+        for one, state in self.states.items():
+            self._saw(one, commit.entered(state, view)[0])
+
+    def end(self) -> None:
+        for tape in self.tapes.values():
+            tape.close()
+
+    def _saw(self, one: Member, state: State) -> None:
+        self.states[one] = state
+        self.tapes[one].saw(state)
+
+
+def verdict(folder: Path) -> tape_check.Verdict:
+    return tape_check.check([one for path in sorted(folder.glob("*.jsonl")) for one in tape_check.read(path)])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Tapes of a job that lost c after its second step, and committed five."""
+    job = Job(tmp_path)
+    for number in range(5):
+        if number == 2:
+            job.lose(C)
+        job.step()
+    job.end()
+    return tmp_path
+
+
+def test_members_that_agree_are_one_chain(folder: Path) -> None:
+    found = verdict(folder)
+    assert found == tape_check.Verdict((A, B, C), 1, 5, 5, 2, ())
+
+
+def change(folder: Path, name: str, wanted: Callable[[dict[str, Any]], bool], to: dict[str, Any] | None) -> None:
+    """Change the lines of a member's tape that are `wanted`, or leave them out."""
+    (path,) = folder.glob(f"{name}.*.jsonl")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    changed = [{**line, **(to or {})} if wanted(line) else line for line in lines if to is not None or not wanted(line)]
+    assert changed != lines
+    path.write_text("".join(json.dumps(line) + "\n" for line in changed))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "to", "finding"),
+    [
+        (lambda line: line.get("commit") == 4, {"digest": "ff" * 16}, r"step 4 was committed with 2 digests .*ffff.*b"),
+        (lambda line: line.get("commit") == 4, None, "b committed step 5 after step 3"),
+        (lambda line: line.get("commit") == 4, {"commit": 3}, "b committed step 3 after step 3"),
+        (lambda line: line.get("commit") == 3, {"epoch": 1}, "b committed step 3 in epoch 1; epoch 2 begins at 2"),
+        (lambda line: line.get("view") == 2, {"view": 1}, "b entered epoch 1 after epoch 1"),
+        (lambda line: line.get("view") == 2, {"members": [["b", 1]]}, r"epoch 2 has 2 views \(a, b: a; b: b\)"),
+        (lambda line: line.get("view") == 2, {"base_step": 1}, "b entered epoch 2, which begins with step 1, at 2"),
+        (lambda line: line.get("view") == 2, {"digest": "ee" * 16}, "epoch 2 has 2 views"),
+    ],
+)
+def test_whatever_differs_is_found(
+    folder: Path, wanted: Callable[[dict[str, Any]], bool], to: dict[str, Any] | None, finding: str
+) -> None:
+    change(folder, "b", wanted, to)
+    found = verdict(folder).findings
+    assert any(re.search(finding, one) for one in found), found
+
+
+def test_a_commit_of_a_member_that_is_gone_is_found(folder: Path) -> None:
+    (path,) = folder.glob("c.*.jsonl")
+    digest = json.loads(next(folder.glob("a.*.jsonl")).read_text().splitlines()[-3])["digest"]
+    with path.open("a") as file:
+        file.write(json.dumps({"at_s": 1.0, "commit": 3, "epoch": 2, "digest": digest}) + "\n")
+    assert "c committed step 3 in epoch 2, of which it is no member" in verdict(folder).findings
+
+
+def test_a_tape_is_bounded_and_whole_without_what_came_before(tmp_path: Path) -> None:
+    job = Job(tmp_path, size_bytes_max=2000)
+    for _ in range(100):
+        job.step()
+    job.end()
+    assert all(path.stat().st_size < 3000 for path in tmp_path.iterdir())
+    assert len(list(tmp_path.iterdir())) == 6
+    found = verdict(tmp_path)
+    assert (found.findings, found.last_step) == ((), 100)
+    assert found.first_step > 50
+
+
+def test_a_killed_members_last_line_is_left_out_and_any_other_is_named(folder: Path) -> None:
+    (path,) = folder.glob("a.*.jsonl")
+    with path.open("a") as file:
+        file.write('{"commit": 6, "ep')
+    assert verdict(folder).findings == ()
+    with path.open("a") as file:
+        file.write("\n")
+    with pytest.raises(ConfigurationError, match="line 9"):
+        verdict(folder)
+
+
+def test_tapes_of_two_jobs_are_not_compared(folder: Path) -> None:
+    change(folder, "b", lambda line: "tape" in line, {"job": "other"})
+    with pytest.raises(ConfigurationError, match="several jobs"):
+        verdict(folder)
+
+
+def test_training_goes_on_without_a_tape_that_cannot_be_written(tmp_path: Path) -> None:
+    state = commit.begin(A, ALL)
+    tape = Tape(str(tmp_path / "none"), job="llm", state=state)
+    tape.saw(commit.changed(state)[0])
+    with pytest.raises(ConfigurationError, match="HIVE_TAPE"):
+        Settings(tape=str(tmp_path / "none"))
