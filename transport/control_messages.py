@@ -17,6 +17,7 @@ from hive_qos.errors import TransportError
 from transport.collectives.aborts import REASON_CHARS_MAX, RemoteAbort
 from transport.collectives.calls import Heard
 from transport.collectives.in_flight import InFlight
+from transport.inspection.survey import Survey
 from transport.mesh.endpoint import Endpoint
 from transport.mesh.one_way_delay import OneWayDelay
 from transport.mesh.paths import read_locations
@@ -32,6 +33,7 @@ class ControlMessages:
     Args:
         lost: ranks that are gone, and why; this adds to it.
         on_gone: called when a rank was found to be gone and the others were told.
+        survey: answers who asks what this rank says of itself, and takes the answers of others.
     """
 
     def __init__(
@@ -42,12 +44,14 @@ class ControlMessages:
         delays: OneWayDelay,
         lost: dict[int, str],
         on_gone: Callable[[], None],
+        survey: Survey,
     ) -> None:
         self._endpoint = endpoint
         self._in_flight = in_flight
         self._delays = delays
         self._lost = lost
         self._on_gone = on_gone
+        self._survey = survey
         self._disbelieved: set[tuple[int, int]] = set()
 
     def gone(self, gone: Gone) -> None:
@@ -97,6 +101,12 @@ class ControlMessages:
                     self._endpoint.liveness.check(lost, heard, now_s=time.monotonic())
                 else:
                     self._in_flight.given_up_by((group, number), abort)
+            case {"op": "describe", "number": int(number)}:
+                self._survey.describe_to(rank, number)
+            case {
+                "op": "described", "number": int(number), "part": int(part), "parts": int(parts), "text": str(text)
+            }:  # fmt: skip
+                self._survey.described(rank, number, part=part, parts=parts, text=text)
             case _:
                 _log.warning("rank %d sent a control message that is not understood: %.64r", rank, message.get("op"))
 

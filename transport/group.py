@@ -12,7 +12,7 @@ seconds; later operations of a group with a lost rank raise it at once. Every op
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -394,6 +394,17 @@ class Group:
             seconds and the median of what this rank measured; `hive-qos explain-collective --from` shows it.
         """
         return {"group": self.name, "rank": self.rank, "size": self.size, **self._runtime.explain(self.name)}
+
+    def describe(self, more: Callable[[], Mapping[str, object]]) -> None:
+        """Let this rank say more of itself where `hive-qos job` asks: `more` is called in the transport's thread."""
+        self._runtime.describe_more = more
+
+    def survey(self, *, whole: bool = True, limit_s: float = 2.0) -> dict[str, object]:
+        """What all ranks of the connected group, or this one, say of themselves within so many seconds each.
+
+        It is what `hive-qos job --json` shows.
+        """
+        return self._runtime.answer(whole, limit_s)
 
     def lost_ranks(self) -> dict[int, str]:
         """The ranks of this group that are known to be gone, and why."""

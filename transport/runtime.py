@@ -14,6 +14,8 @@ import itertools
 import logging
 import math
 import os
+import secrets
+import socket
 import threading
 import time
 import weakref
@@ -32,6 +34,9 @@ from transport.collectives.planning.link_rates import LinkRates, LinkReport, tog
 from transport.control_messages import ControlMessages
 from transport.engine.base import ConnectionStatistics, Engine, Event, Priority
 from transport.event_loop import EventLoop
+from transport.inspection import links
+from transport.inspection.member_socket import MemberSocket
+from transport.inspection.survey import Survey
 from transport.mesh.address_watcher import AddressWatcher
 from transport.mesh.endpoint import Endpoint
 from transport.mesh.one_way_delay import OneWayDelay
@@ -50,6 +55,8 @@ DRAIN_S = 2.5
 was lost has gone over another."""
 AGAIN_S = 1.0
 """After periodic work has failed, which it never should."""
+SHOWN_MAX, RANKS_SHOWN_MAX = 16, 64
+"""Operations and groups, and ranks of one, that a rank tells of itself: what somebody reads, and a message carries."""
 _log = logging.getLogger("transport.runtime")
 
 
@@ -71,6 +78,7 @@ class Runtime:
         self._refusal: PeerError | None = None
         self._closed = False
         self._process = os.getpid()
+        self._id = secrets.token_hex(8)
         self._loop = EventLoop(f"{THREAD_NAME}-{rank}", self._tick)
         self._engine: Engine | None = None
         self._endpoint: Endpoint
@@ -80,6 +88,9 @@ class Runtime:
         self._delays: OneWayDelay
         self._broker: BrokerSession | None = None
         self._address_watcher: AddressWatcher | None = None
+        self._survey: Survey
+        self._member_socket: MemberSocket | None = None
+        self.describe_more: Callable[[], Mapping[str, object]] = dict
 
     @classmethod
     def connect(
@@ -123,6 +134,8 @@ class Runtime:
             raise
         _living.add(runtime)
         _leave_at_exit()
+        if settings.inspect:
+            runtime._member_socket = MemberSocket(job=settings.job, name=f"rank-{rank}", answer=runtime.answer)
         return runtime
 
     def _begin(self, bootstrap: Bootstrap) -> None:
@@ -151,12 +164,14 @@ class Runtime:
             chunk_bytes=self._settings.chunk_bytes,
             report=self._report_links,
         )
+        self._survey = Survey(send=self._endpoint.control, call=self._loop.call, describe=self._describe)
         self._control = ControlMessages(
             endpoint=self._endpoint,
             in_flight=self._in_flight,
             delays=self._delays,
             lost=self._lost,
             on_gone=self._somebody_is_gone,
+            survey=self._survey,
         )
         self._p2p = P2PEngine(
             self._endpoint,
@@ -297,7 +312,7 @@ class Runtime:
         self._check_point_to_point(rank, tag)
         view = TensorView.of(tensor, writable=False)
         work = Work(f"send with tag {tag} to rank {rank} of group {group}", bytes_total=view.data.nbytes)
-        op = P2POp(work, group, tag, timeout_s, time.monotonic() + timeout_s)
+        op = P2POp(work, group, tag, timeout_s, time.monotonic() + timeout_s, peer=rank)
         with self._lock:
             self._check_open()
             self._groups.open(group)
@@ -313,7 +328,7 @@ class Runtime:
         work = Work(
             f"receive with tag {tag} from {source} of group {group}", bytes_total=view.data.nbytes if view else 0
         )
-        op = P2POp(work, group, tag, timeout_s, time.monotonic() + timeout_s, into=view)
+        op = P2POp(work, group, tag, timeout_s, time.monotonic() + timeout_s, peer=rank, into=view)
         with self._lock:
             self._check_open()
             self._groups.open(group)
@@ -363,6 +378,24 @@ class Runtime:
         planner = self._groups.open(group).planner
         return {} if planner is None else planner.explain()
 
+    def answer(self, whole: bool, limit_s: float) -> dict[str, object]:
+        """What this rank says of itself, or of the whole group: each rank has so many seconds. From any thread but the
+        loop's."""
+        own = None if self._closed else self._survey.own(limit_s=limit_s)
+        if own is None:
+            return {"job": self._settings.job, "rank": self.rank, "silent": "its transport's thread does not answer"}
+        if not whole:
+            return dict(own)
+        others = {one: str(peer.error.reason) if peer.error else "" for one, peer in self._endpoint.peers.peers.items()}
+        found = self._survey.collect([one for one, lost in others.items() if not lost], limit_s=limit_s)
+        silent = [
+            {"rank": one, "why": lost or f"it did not answer within {limit_s:g} s"}
+            for one, lost in others.items()
+            if one not in found
+        ]
+        members = [own, *({**document, "rank": one} for one, document in found.items())]
+        return {"job": self._settings.job, "asked": self.rank, "members": members, "silent": silent}
+
     def close(self, *, timeout_s: float) -> None:
         """Leave: cancel what is under way, say goodbye to everybody, close the engine. Idempotent.
 
@@ -375,6 +408,8 @@ class Runtime:
                 return
             self._closed = True
         _living.discard(self)
+        if self._member_socket is not None:
+            self._member_socket.close()
         give_up_s = time.monotonic() + timeout_s
         if self._engine is not None:
             self._endpoint.collectives.drain(min(timeout_s / 2, DRAIN_S))
@@ -389,6 +424,36 @@ class Runtime:
             self._loop.stop(timeout_s=max(give_up_s - time.monotonic(), 0.5))
 
     # In the loop's thread, except `_events`.
+
+    def _describe(self) -> dict[str, object]:
+        """What this rank says of itself, as JSON has it: see `hive-qos job`."""
+        peers, now_s = self._endpoint.peers, time.monotonic()
+        ranked = [(peers.rank_of(number), one) for number, one in self.statistics().items()]
+        connections = [(rank, one) for rank, one in ranked if rank is not None]
+        waits = [
+            {"what": what, "group": key[0], "number": key[1], "for": ranks[:RANKS_SHOWN_MAX], "since_s": round(s, 3)}
+            for key, what, ranks, s in self._in_flight.waits()
+        ]
+        waits += [{"what": what, "for": [rank], "since_s": round(s, 3)} for what, rank, s in self._p2p.waits(now_s)]
+        groups = [(name, one) for name, one in list(self._groups.by_name.items()) if one.planner and not one.closed]
+        idle_s = 0.0 if waits else now_s - self._in_flight.idle_since_s
+        return {
+            "id": self._id,
+            "job": self._settings.job,
+            "host": socket.gethostname(),
+            "pid": self._process,
+            "rank": self.rank,
+            "size": len(peers.peers) + 1,
+            "groups": [{"name": name, "called": one.next_number} for name, one in groups[:SHOWN_MAX]],
+            "waits": sorted(waits, key=lambda one: -float(str(one["since_s"])))[:SHOWN_MAX],
+            "idle_s": round(idle_s, 3),
+            "links": links.rows(connections),
+            **links.totals(connections),
+            "saved_bytes": sum(
+                one.planner.saved_bytes(one.ranks.index(self.rank)) for _, one in groups if one.planner is not None
+            ),
+            **self.describe_more(),
+        }
 
     def _events(self, events: Sequence[Event]) -> None:
         """From the engine's thread."""

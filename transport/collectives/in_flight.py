@@ -85,6 +85,7 @@ class InFlight:
         self._done: OrderedDict[Key, CallSignature] = OrderedDict()
         self._found_late: dict[str, HiveError] = {}
         self._over: dict[str, int] = {}
+        self.idle_since_s = time.monotonic()
         self._agreements = Agreements(
             groups=groups,
             report=report,
@@ -327,6 +328,11 @@ class InFlight:
         names = (group, agreement_group(group))
         return self._agreements.is_holding(group) or any(name in names for name, _ in self._running)
 
+    def waits(self) -> Iterator[tuple[Key, str, list[int], float]]:
+        """What is under way: also in words, the ranks of the endpoint that it waits for, and since how many seconds."""
+        for key, task in self._running.items():
+            yield key, task.work.what, sorted(task.awaited()), task.took_s()
+
     def is_busy(self) -> bool:
         """Whether anything is under way."""
         return bool(self._running)
@@ -348,6 +354,7 @@ class InFlight:
     def _ended(self, task: Executor) -> None:
         key = (task.call.context.group, task.number)
         del self._running[key]
+        self.idle_since_s = time.monotonic()
         self._return_s.pop(key, None)
         self._announcer.collective_ends(time.monotonic(), key)
         if self._endpoint.closing:

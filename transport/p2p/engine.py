@@ -127,6 +127,12 @@ class P2PEngine:
                 wake_s = min(wake_s, op.deadline_s)
         return wake_s
 
+    def waits(self, now_s: float) -> Iterator[tuple[str, int, float]]:
+        """What is under way with one rank: in words, that rank of the endpoint, and since how many seconds."""
+        for op in self._ops.values():
+            if op.peer is not None:
+                yield op.work.what, op.peer, now_s - (op.deadline_s - op.timeout_s)
+
     def of_group(self, group: str | None) -> Iterator[P2POp]:
         """What is under way in a group, or in all."""
         return iter([one for one in self._ops.values() if group is None or one.group == group])

@@ -26,7 +26,7 @@ VOID = {"void": True}
 
 @dataclass(eq=False)
 class P2POp:
-    """One send or receive that has not ended.
+    """One send or receive that has not ended, with rank `peer` of the endpoint, or None with whoever comes first.
 
     `tickets` are its parts under way. `void` tells the receiver of a send that it will not come, `refuse` the sender of
     a message whose head was taken that its body is not wanted; each None while there is nobody to tell.
@@ -37,6 +37,7 @@ class P2POp:
     tag: int
     timeout_s: float
     deadline_s: float
+    peer: int | None = None
     payload: TensorView | None = None
     into: TensorView | None = None
     tickets: list[Ticket] = field(default_factory=list)

@@ -18,7 +18,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hive_qos.errors import EvictedError, HiveError, PeerError, RegisterLostError, TimedOutError, TransportError
 from transport.group import Group
@@ -29,6 +29,7 @@ from transport.volatile.commit import Action, Advance, Commit, Contributors, Fro
 from transport.volatile.mesh import CONNECT_S, Mesh
 from transport.volatile.messages import Arrived, Ask, Connect, Connected, Look, Mail, Pause, Ready
 from transport.volatile.register import POLL_S, Register
+from transport.volatile.report import MemberReport
 from transport.volatile.transfer import UNANSWERED_S, Holder, Shelf
 from transport.volatile.view import DIGEST_BYTES, MEMBERS_MAX, Member, View
 from transport.work import Work
@@ -80,7 +81,8 @@ class Control:
         """The caller waits between two steps, for others."""
         self.closing = False
         self._register = register
-        self._settings = settings
+        self._settings = settings = Settings.from_environment() if settings is None else settings
+        self._report: MemberReport | None = None
         self._follows = follows
         self._some: Group | None = None
         self._next: Mesh | None = None
@@ -130,6 +132,8 @@ class Control:
             if admitted is not None:
                 self.state = commit.begin_behind(self.member, admitted)
                 break
+        job, group = self._register.job, lambda: self.mesh.group
+        self._report = MemberReport(self.state, job=job, settings=self._settings, group=group)
         with self.changed:
             self._adopt(None)
         self._thread.start()
@@ -138,6 +142,7 @@ class Control:
         """Adopt a new state, and have its actions carried out. `changed` is held."""
         before = self.state.phase
         self.state, actions = result
+        self._tell()
         self._todo.extend(actions)
         if self.state.phase is Phase.FROZEN and before is not Phase.FROZEN:
             self._frozen_s = time.monotonic()
@@ -151,6 +156,10 @@ class Control:
         if actions:
             self._wake.set()
         return actions
+
+    def _tell(self) -> None:
+        if self._report is not None:
+            self._report.saw(self.state)
 
     def suspect(self) -> None:
         """A step failed: have the view changed, or hear that it is."""
@@ -204,6 +213,7 @@ class Control:
             last = self.state if self.state.phase is not Phase.OUT and self.view.workers == (self.member,) else None
             members = [one for one in self.view.members if one != self.member]
             self.state, actions = commit.leave(self.state)
+            self._tell()
             self._end_steps()
             said = [one.message for one in actions if isinstance(one, Send) and isinstance(one.message, Frozen)]
         told = [self._mail_to(one, message) for message in said for one in members]
@@ -231,6 +241,8 @@ class Control:
             self._next = None
         for one in meshes:
             one.close()
+        if self._report is not None:
+            self._report.close()
 
     # Becoming a member.
 
@@ -274,7 +286,7 @@ class Control:
             number,
             members,
             self.member,
-            settings=self._settings,
+            settings=replace(self._settings, inspect=False),  # this member's socket serves all epochs
             on_mail=self._mailed,
             on_loss=self._wake.set,
         )
@@ -445,6 +457,8 @@ class Control:
     def _adopt(self, before: View | None) -> None:
         """Work in the state's view, a new one, over its connections. `changed` is held."""
         view = self.view
+        if self._report is not None:
+            self.mesh.group.describe(self._report.document)
         _log.info("epoch %d after step %d: %s", view.epoch, view.base_step, described(view))
         self._end_steps()
         if view.mesh != self.mesh.number:

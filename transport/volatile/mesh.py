@@ -88,6 +88,11 @@ class Mesh:
         )
         return cls(number, ordered, group, on_mail=on_mail, on_loss=on_loss)
 
+    @property
+    def group(self) -> Group:
+        """Of all members."""
+        return self._group
+
     def lost(self) -> frozenset[Member]:
         """Who is known to be gone."""
         return frozenset(self.members[rank] for rank in self._group.lost_ranks())

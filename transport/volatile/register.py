@@ -88,6 +88,7 @@ class Register:
 
     def __init__(self, store: Store, *, job: str, secret: bytes = b"", timeout_s: float = STORE_S) -> None:
         self.store: Store = Bounded(store, timeout_s)
+        self.job = job
         self._prefix = f"hive/volatile/{job}/"
         self._secret = secret
 

@@ -34,6 +34,7 @@ class World:
         rendezvous = MemoryRendezvous()
         settings = Settings(
             broker="off",
+            inspect=False,
             chunk_bytes=chunk_bytes,
             reconnect_s=reconnect_s,
             receive_bytes_max=receive_bytes_max,

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from transport.collectives.algorithms.registry import ALGORITHMS
+from transport.collectives.codecs import Codec
 from transport.collectives.planning import agreement
 from transport.collectives.planning.agreement import Row
 from transport.collectives.planning.cost_model import Candidate, Choice, Network, choose, operation_name
@@ -151,6 +152,17 @@ class Planner:
             for oldest in list(self._choices)[:-CHOICES_KEPT]:
                 self._choices.pop(oldest, None)
         return kept.choice
+
+    def saved_bytes(self, rank: int) -> int:
+        """What compression has kept a rank of the group from sending, in the shapes that are remembered."""
+        saved = 0
+        for kept in list(self._choices.values()):
+            if kept.problem.codec is not Codec.NONE and kept.count:
+                plan, plain = kept.choice.taken.plan, replace(kept.problem, codec=Codec.NONE, feeds_back=False)
+                traffic = ALGORITHMS[kept.problem.operation][plan.algorithm].traffic
+                less = traffic(plain, plan).pairs[rank].sum() - traffic(kept.problem, plan).pairs[rank].sum()
+                saved += kept.count * int(less)
+        return saved
 
     def explain(self) -> dict[str, object]:
         """The table and all choices, as JSON has them: seconds, bytes and bits per second."""

@@ -1,0 +1,93 @@
+"""What one member of a volatile group tells of itself: to its tape, and to who asks at its socket.
+
+`saw` is called with each new state of the commit's core. The rest looks at the latest one, and takes no lock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from transport.group import Group
+from transport.inspection.member_socket import MemberSocket
+from transport.settings import Settings
+from transport.volatile.commit import State
+from transport.volatile.tape import Tape
+
+COMMITS_KEPT = 8
+"""As many as somebody reads."""
+MEMBERS_SHOWN_MAX = 64
+
+
+class MemberReport:
+    """See the module.
+
+    Args:
+        state: of the member at its start.
+        settings: whether it listens, and where its tape goes.
+        group: its present one, None between two epochs.
+    """
+
+    def __init__(self, state: State, *, job: str, settings: Settings, group: Callable[[], Group | None]) -> None:
+        self._job = job
+        self._group = group
+        self._state = state
+        self._entered_s = time.time()
+        self._commits: deque[dict[str, object]] = deque(maxlen=COMMITS_KEPT)
+        self._tape = Tape(settings.tape, job=job, state=state) if settings.tape else None
+        self._socket: MemberSocket | None = None
+        if settings.inspect:
+            self._socket = MemberSocket(job=job, name=state.me.name, answer=self._answer)
+
+    def saw(self, state: State) -> None:
+        """Take in the member's new state. The caller holds its lock."""
+        before, self._state = self._state, state
+        if state.committed > before.committed:
+            told = {"step": state.committed, "epoch": before.view.epoch, "digest": state.digest.hex()}
+            self._commits.append({**told, "at_s": round(time.time(), 3)})
+        if state.view.epoch > before.view.epoch:
+            self._entered_s = time.time()
+        if self._tape is not None:
+            self._tape.saw(state)
+
+    def document(self) -> Mapping[str, object]:
+        """The part of a member's document that only volatile groups have. From any thread."""
+        state = self._state
+        view = state.view
+        return {
+            "job": self._job,
+            "volatile": {
+                "member": state.me.name,
+                "incarnation": state.me.incarnation,
+                "epoch": view.epoch,
+                "epoch_s": round(time.time() - self._entered_s, 3),
+                "members": [one.name for one in view.members[:MEMBERS_SHOWN_MAX]],
+                "members_total": len(view.members),
+                "joining": [one.name for one in view.joining[:MEMBERS_SHOWN_MAX]],
+                "lost": [one.name for one in sorted(state.lost)[:MEMBERS_SHOWN_MAX]],
+                "phase": state.phase.value,
+                "step": state.committed,
+                "digest": state.digest.hex(),
+                "commits": list(self._commits),
+            },
+        }
+
+    def close(self) -> None:
+        """Take the socket away and end the tape. Idempotent."""
+        if self._socket is not None:
+            self._socket.close()
+        if self._tape is not None:
+            self._tape.close()
+
+    def _answer(self, whole: bool, limit_s: float) -> Mapping[str, object]:
+        group = self._group()
+        if group is not None:
+            return group.survey(whole=whole, limit_s=limit_s)
+        state, own = self._state, self.document()
+        if not whole:
+            return own
+        others = [one.name for one in state.view.members if one != state.me]
+        why = f"this member connects to epoch {state.view.epoch}"
+        silent = [{"member": name, "why": why} for name in others[:MEMBERS_SHOWN_MAX]]
+        return {"job": self._job, "members": [own], "silent": silent}
