@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import pytest
 from patience import wait_until
 from torch._C._distributed_c10d import TCPStore
 
+from transport.volatile import tape_check
+
 PROGRAM = Path(__file__).parent / "programs" / "volatile_rank.py"
 
 
@@ -24,11 +27,14 @@ class Members:
     def __init__(self, folder: Path, port: int) -> None:
         self._folder, self._port = folder, port
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.tapes = folder / "tapes"
+        self.tapes.mkdir()
 
     def start(self, name: str) -> None:
         command = [sys.executable, str(PROGRAM), name, str(self._port)]
         with self._log(name).open("wb") as output, self._log(f"{name}.errors").open("wb") as errors:
-            self.processes[name] = subprocess.Popen(command, stdout=output, stderr=errors)
+            environment = {**os.environ, "HIVE_TAPE": str(self.tapes)}
+            self.processes[name] = subprocess.Popen(command, stdout=output, stderr=errors, env=environment)
 
     def lines(self, name: str) -> list[dict[str, Any]]:
         text = self._log(name).read_text(encoding="utf-8")
@@ -81,6 +87,12 @@ def test_members_are_killed_join_are_evicted_and_leave_while_the_others_hold_the
     members.processes["a"].send_signal(signal.SIGTERM)
     assert members.processes["a"].wait(60.0) == 0, members.said()
     members.meet_as(["d"])
+
+    members.end()
+    tapes = tape_check.check([tape for path in members.tapes.glob("*.jsonl") for tape in tape_check.read(path)])
+    assert tapes.findings == ()
+    assert [one.name for one in tapes.members] == ["a", "b", "c", "d"]
+    assert tapes.last_step > 0
 
     weights: dict[int, set[str]] = {}
     for name in "abcd":

@@ -1,0 +1,102 @@
+"""`hive-qos job`: a whole group, by asking any of its ranks on this host."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from broker.cli.options import JsonOption
+
+SCHEMA = 1
+LIMIT_S = 2.0
+"""For each rank to answer in: a few round trips of the Internet, and a transport's thread that was held up."""
+
+
+def job(
+    name: Annotated[str, typer.Argument(help="A job, where several run here.")] = "",
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat every second until q or Ctrl-C.")] = False,
+    limit_s: Annotated[
+        float, typer.Option("--limit", min=0.1, max=30.0, help="How many seconds each rank has to answer.")
+    ] = LIMIT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the group of a training job: who is in it, who is late and why, and what its links measure.
+
+    A rank on this host asks all others over the group's own connections. Those who did not answer are named. Only the
+    user whose job it is can ask, and root. It needs no broker.
+
+    \b
+    Examples:
+      hive-qos job
+      hive-qos job llm --watch
+      hive-qos job --json | jq '.groups[].members[] | {rank, waits, sent_bytes, saved_bytes}'
+    """
+    if as_json:
+        while True:
+            sys.stdout.write(json.dumps(_document(name, limit_s)) + "\n")
+            sys.stdout.flush()
+            if not watch:
+                return
+            time.sleep(1.0)
+    from broker.cli.show.job_table import render
+    from broker.cli.show.screen import Output
+
+    console = Output()
+    if watch:
+        from broker.cli.show.live import Latest
+        from broker.cli.show.live import watch as paint
+
+        paint(Latest(lambda: _document(name, limit_s), render), console)
+    else:
+        console.print(render(_document(name, limit_s)))
+
+
+def _document(name: str, limit_s: float) -> dict[str, Any]:
+    """All groups of the one job: two runs of one name are two groups.
+
+    Raises:
+        TransportError: no job runs here.
+        BadParameter: there are several, or none of this name.
+    """
+    from hive_qos.errors import TransportError
+    from hive_qos.text import printable
+    from transport.inspection import jobs
+
+    members = jobs.members()
+    known = sorted({str(one.get("job")) for _, one in members})
+    if not known:
+        raise TransportError("no rank of a job of yours answers on this host; start one, or ask where one runs")
+    shown = ", ".join(printable(one) for one in known)
+    if name and name not in known:
+        raise typer.BadParameter(f"no job {printable(name)!r} runs here; use one of {shown}", param_hint="NAME")
+    if not name and len(known) > 1:
+        raise typer.BadParameter(f"several jobs run here; name one of {shown}", param_hint="NAME")
+    chosen = name or known[0]
+    mine = [(path, one) for path, one in members if str(one.get("job")) == chosen]
+    return {"schema": SCHEMA, "job": chosen, "groups": _groups(mine, limit_s)}
+
+
+def _groups(members: Sequence[tuple[Path, dict[str, Any]]], limit_s: float) -> list[dict[str, Any]]:
+    """The document of each group: of those whose members were not told of by a rank that was asked before."""
+    from hive_qos.errors import PeerError
+    from transport.inspection import jobs
+
+    groups: list[dict[str, Any]] = []
+    seen: set[str] = set()
+    for path, own in members:
+        if "id" in own and str(own["id"]) in seen:
+            continue
+        try:
+            found = jobs.ask(path, whole=True, limit_s=limit_s)
+        except (OSError, PeerError) as problem:  # it answered a moment ago
+            found = {"members": [own], "silent": [{"why": f"the rank that was asked ended: {problem}"}]}
+        listed = found.get("members")
+        seen |= {str(one.get("id")) for one in listed if isinstance(one, dict)} if isinstance(listed, list) else set()
+        groups.append(found)
+    return groups
