@@ -31,6 +31,7 @@ STEPS: Mapping[str, Sequence[str]] = {
     "kernels": (*MAKE, "test-kernels"),
     "page": (*MAKE, "test-page"),
     "storage": (*MAKE, "test-storage"),
+    "etcd": (*MAKE, "test-etcd"),
     "chart": (*MAKE, "test-chart"),
     "image": (*MAKE, "test-image"),
     "deb": (*MAKE, "test-deb"),
