@@ -244,7 +244,8 @@ def test_what_is_no_endpoint_is_refused(endpoints: list[str]) -> None:
 
 def test_a_certificate_that_is_none_is_named(tmp_path: Path) -> None:
     (tmp_path / "none.crt").write_text("none")
-    wrong: tuple[dict[str, Any], ...] = ({"ca": "none.crt"}, {"certificate": "none.crt"}, {"ca": "missing"})
+    wrong: tuple[dict[str, str], ...] = ({"ca": "none.crt"}, {"certificate": "none.crt"}, {"ca": "missing"})
     for files in wrong:
+        given: dict[str, Any] = {name: str(tmp_path / file) for name, file in files.items()}
         with pytest.raises(HiveError, match="PEM"):
-            EtcdStore(["https://a:1"], **{name: str(tmp_path / file) for name, file in files.items()})
+            EtcdStore(["https://a:1"], **given)

@@ -1,0 +1,91 @@
+"""The table of faults in the reference is what the search over all courses finds."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+
+import commit_search as search
+from documents import DOCS, table_below
+
+from transport.volatile import commit
+from transport.volatile.commit import Phase, State
+
+WHEN = {
+    "first": "reduces, as all others do",
+    "behind": "reduces, others have the result",
+    "prepared": "has the result",
+    "ahead": "has committed, others have not",
+    "frozen": "changes the view",
+    "always": "any",
+}
+KILLED, CUT = "is killed", "is cut off from another"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happened to a member, and the digest up to the step that was under way there, by its result of that time."""
+
+    what: str
+    when: str
+    step: int
+    digest: bytes
+
+
+def fault(what: str, states: tuple[State, ...], place: int) -> Fault:
+    """What it means that the member at `place` is lost now."""
+    victim, others = states[place], [one for number, one in enumerate(states) if number != place]
+    step = victim.committed + 1
+    digest = commit.chained(victim.digest, search._result(victim, step))
+    if victim.phase is Phase.FROZEN:
+        return Fault(what, "frozen", step, digest)
+    if any(one.committed < victim.committed for one in others):
+        return Fault(what, "ahead", victim.committed, victim.digest)
+    if victim.phase is Phase.PREPARED:
+        return Fault(what, "prepared", step, digest)
+    holds = any(of == step for one in others for who, of, _ in one.prepared if who == one.me)
+    return Fault(what, "behind" if holds else "first", step, digest)
+
+
+def outcomes(start: search.World) -> dict[tuple[str, str], set[str]]:
+    """What becomes of the step and of the members, by fault and phase: all that any course ends with."""
+    found: dict[tuple[str, str], set[str]] = defaultdict(set)
+    first: tuple[Fault | None, search.World] = (None, start)
+    seen, todo = {first}, [first]
+    while todo:
+        known, world = todo.pop()
+        moved = False
+        for surely, after in search.following(world):
+            moved |= surely
+            now = known
+            for place in after.crashed - world.crashed:
+                now = fault(KILLED, world.states, place)
+            for _, place in after.suspected - world.suspected:
+                now = replace(fault(CUT, world.states, place), when="always")
+            if (now, after) not in seen:
+                seen.add((now, after))
+                todo.append((now, after))
+        if not moved and known is not None:
+            done = (known.step, known.digest) in world.commits
+            out = any(one.phase is Phase.OUT for n, one in enumerate(world.states) if n not in world.crashed)
+            found[known.what, known.when].add("is committed" if done else "is done again")
+            found[known.what, known.when].add("one is evicted" if out else "all living ones go on")
+    return found
+
+
+def test_the_table_of_faults_has_what_the_search_finds() -> None:
+    killed = outcomes(search.first_world(3, steps=1, crashes=2))
+    cut = outcomes(search.first_world(2, steps=2, suspicions=1))
+    rows = [
+        (
+            f"{what}: {WHEN[when]}",
+            " or ".join(one for one in ("is committed", "is done again") if one in found),
+            " or ".join(one for one in ("all living ones go on", "one is evicted") if one in found),
+        )
+        for what, when, found in ((*key, one) for key, one in sorted({**killed, **cut}.items(), key=_place))
+    ]
+    assert list(table_below(DOCS / "reference" / "transport.md", "Faults of a volatile group").rows) == rows
+
+
+def _place(entry: tuple[tuple[str, str], set[str]]) -> int:
+    return list(WHEN).index(entry[0][1])
