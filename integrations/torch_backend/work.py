@@ -135,7 +135,10 @@ class HiveWork(dist.Work):
             made = root, root.then(self._outcome)
             self._futures.append(made)
             if self._futures[0] is made:  # two threads may come here together, or a signal's handler in between
-                self._ended.tell(lambda: self._threads.run(lambda: root.set_result(None)))
+                if self._ended.is_set():  # as after `wait`: callbacks that are added run at once, as torchft expects
+                    root.set_result(None)
+                else:
+                    self._ended.tell(lambda: self._threads.run(lambda: root.set_result(None)))
         return self._futures[0][1]
 
     def is_completed(self) -> bool:

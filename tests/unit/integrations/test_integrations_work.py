@@ -97,7 +97,9 @@ def test_all_who_ask_for_the_future_get_the_same_one_before_the_end_and_after_it
     part.finish()
     assert work.get_future() is future
     assert future.wait() is work.tensors
-    assert late.get_future().wait() is late.tensors
+    after = late.get_future()
+    assert after.done()
+    assert after.wait() is late.tensors
 
 
 def test_received_values_are_in_place_before_anybody_is_told() -> None:
