@@ -88,7 +88,7 @@ test-native: setup ## Engines, transport and torch over the native engine, and o
 test-law: setup ## Every goal of the law on simulated links, for who changes it, in three minutes
 	$(BIN)/python -m pytest -m "law or not law" tests/unit/broker/law
 
-test-torch: setup ## PyTorch's own distributed tests beside Gloo, Lightning, Accelerate, torchft, in ten minutes
+test-torch: setup ## PyTorch's own distributed tests, Lightning, Accelerate, torchft, in ten minutes
 	@$(BIN)/python -c 'import accelerate, lightning, torchft' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	  $$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["frameworks"])')
 	$(BIN)/python -m pytest tests/torch_suite

@@ -60,6 +60,16 @@ def commands() -> str:
     return "\n".join(_command(typer.main.get_command(app), "hive-qos")).strip() + "\n"
 
 
+def faults() -> str:
+    """Every fault of a volatile group's member by phase, and what comes of it, from the search of the tests."""
+    sys.path.insert(0, str(ROOT / "tests/unit/transport/volatile"))
+    try:
+        from fault_table import rows
+    finally:
+        del sys.path[0]
+    return _table(("a member, and what it does", "the step", "the members"), rows())
+
+
 def programs() -> str:
     """Every storage program that `programs` knows: what it is, its ports, its systemd units."""
     from broker.policy.known_programs import KNOWN_PROGRAMS
@@ -152,6 +162,7 @@ def _objects(known: Mapping[str, Any], name: str, path: str) -> Iterator[tuple[s
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "alarms": alarms,
     "commands": commands,
+    "faults": faults,
     "programs": programs,
     "http-paths": http_paths,
     "log-events": log_events,

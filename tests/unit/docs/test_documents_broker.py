@@ -31,7 +31,17 @@ def test_tables_that_are_made_from_the_code_are_as_the_code_makes_them(page: Pat
 
 def test_the_tables_that_are_made_from_the_code_are_in_use() -> None:
     made = set(re.findall("<!-- table: ([a-z-]+) -->", "".join(page.read_text(encoding="utf-8") for page in pages())))
-    assert made == {"alarms", "commands", "http-paths", "log-events", "metrics", "programs", "reasons", "status-keys"}
+    assert made == {
+        "alarms",
+        "commands",
+        "faults",
+        "http-paths",
+        "log-events",
+        "metrics",
+        "programs",
+        "reasons",
+        "status-keys",
+    }
 
 
 def test_the_page_has_every_exit_code_with_its_meaning() -> None:
