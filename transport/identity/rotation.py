@@ -175,7 +175,7 @@ def ca_rotate(directory: str | Path, step: str, *, days: int, force: bool, now: 
         allowed, _ = STEPS[step]
         if phase not in allowed:
             possible = " or ".join(name for name, (phases, _) in STEPS.items() if phase in phases)
-            raise ConfigurationError("step", step, f"the rotation is {phase.value}; what can be done now: {possible}")
+            raise ConfigurationError("step", step, f"the rotation is {phase.value}; now use {possible}")
         if step == "finish" and not force:
             _refuse_to_leave_behind(folder, now=now)
         take: dict[str, Callable[[], None]] = {

@@ -81,7 +81,7 @@ def read(path: Path) -> list[TapeFile]:
     """A tape, and the file before it where there is one. What a killed member has begun to write is left out.
 
     Raises:
-        ConfigurationError: it is no tape; names the line.
+        ConfigurationError: there is none, or it is no tape; names the line.
     """
     before = Path(f"{path}.1")
     return [_read(one) for one in (before, path) if one == path or one.exists()]
@@ -192,6 +192,8 @@ def _read(path: Path) -> TapeFile:
                     members = tuple(Member(str(name), int(incarnation)) for name, incarnation in fields["members"])
                     view = TapedView(int(fields["view"]), members, int(fields["base_step"]), str(fields["digest"]))
                     tape.entries.append(view)
+    except FileNotFoundError as error:
+        raise ConfigurationError(str(path), None, "no such file; name tapes, as members write them") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigurationError(str(path), f"line {number}", f"not a line of a tape: {error}") from error
     if tape is None:

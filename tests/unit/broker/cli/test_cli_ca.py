@@ -74,12 +74,12 @@ def test_renewing_all_that_is_due_leaves_nothing_due(ca: Ca) -> None:
 
 def test_each_step_of_a_rotation_says_the_next_and_refuses_to_be_taken_too_early(ca: Ca) -> None:
     ca.issue("trainer")
-    assert "what can be done now: begin" in ca.says("rotate", "switch", code=3)
+    assert "now use begin" in ca.says("rotate", "switch", code=3)
     begun = ca.says("rotate", "begin")
     assert "copy CA/ca.crt to every node" in begun
     assert "hive-qos ca rotate switch -d CA" in begun
     assert ca.says("rotate") == begun, "asked again, it says the same"
-    assert "what can be done now: switch or cancel" in ca.says("rotate", "finish", code=3)
+    assert "now use switch or cancel" in ca.says("rotate", "finish", code=3)
     switched = ca.says("rotate", "switch")
     assert "hive-qos ca renew --all --within 0 -d CA" in switched
     assert ca.states() == {"trainer": "former CA"}

@@ -137,7 +137,7 @@ def test_a_rotation_can_be_cancelled_until_the_new_ca_signs(site: Site) -> None:
     assert not (site.ca / "next.key").exists()
     site.rotate("begin")
     site.rotate("switch")
-    with pytest.raises(ConfigurationError, match="the rotation is switched; what can be done now: switch or finish"):
+    with pytest.raises(ConfigurationError, match="the rotation is switched; now use switch or finish"):
         site.rotate("cancel")
 
 
