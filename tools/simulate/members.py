@@ -14,6 +14,8 @@ large-scale study of failures in high-performance computing systems (DSN 2006), 
 that has just come is more likely to go than one that has been there for long. Shape 1 is exponential. The mean is an
 argument: minutes for lent desktops, days for a cluster. Pauses between two sessions are exponential.
 
+The register answers as many requests as it gets. How many those are is in the report.
+
 Commits between two changes of the view are alike. The core is driven through the last of them; the others are counted.
 """
 
@@ -403,7 +405,7 @@ def print_table(console: Console, report: Mapping[str, Any]) -> None:
     for name in ("members", "there", "commits/s", "of ideal", "changes", "control, B/s", "register, B/s"):
         table.add_column(name, justify="right")
     for share in shares:
-        table.add_column(f"{100 * share:g} % lost: agreed (max), connected", justify="right")
+        table.add_column(f"{100 * share:g} % lost: agreed (max), connected, requests", justify="right")
     for one in report["sizes"]:
         table.add_row(
             str(one["members"]),
@@ -414,7 +416,8 @@ def print_table(console: Console, report: Mapping[str, Any]) -> None:
             f"{one['commit_bytes_per_s_and_member']:,}",
             f"{one['register_bytes_per_s_and_member']:,}",
             *(
-                f"{loss['agreed_s_median']:.1f} ({loss['agreed_s_max']:.1f}), {loss['connected_s_median']:.1f} s"
+                f"{loss['agreed_s_median']:.1f} ({loss['agreed_s_max']:.1f}), {loss['connected_s_median']:.1f} s, "
+                f"{loss['register_requests_median']:,.0f}"
                 for loss in one["mass_loss"]
             ),
         )

@@ -421,7 +421,8 @@ def _freeze(state: State, gone: frozenset[Member]) -> tuple[State, list[Action]]
         state = replace(state, frozen=frozenset(others) | {(state.me, stand)})
         actions.append(Send(stand))
     living = tuple(one for one in state.view.workers if one not in state.lost)
-    stands = {who: stand for who, stand in state.frozen if who in living}
+    voters = frozenset(living)
+    stands = {who: stand for who, stand in state.frozen if who in voters}
     unwanted = any(state.me in stand.lost for stand in stands.values())  # they will go on without us: do not race them
     if living[0] != state.me or len(stands) < len(living) or state.offered == state.lost or unwanted:
         return state, actions
