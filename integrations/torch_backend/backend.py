@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from hive_qos.errors import MisuseError
@@ -44,7 +45,7 @@ class HiveBackend(Methods, _Backend):  # type: ignore[misc]  # Any on purpose, s
 
     supports_coalescing = Answer(False)  # where it is true, torch batches messages into one Work; Gloo's are several
     supports_splitting = Answer(True)
-    supports_shrinking = Answer(False)
+    supports_shrinking = Answer(True)
     supports_reconfigure = Answer(False)
     supports_window = Answer(False)
     supports_abort_hooks = Answer(True)
@@ -103,6 +104,28 @@ class HiveBackend(Methods, _Backend):  # type: ignore[misc]  # Any on purpose, s
         child = HiveBackend(parent.split(opts.group_name, ranks, timeout_s=opts._timeout.total_seconds()))
         keep(child)
         return child
+
+    @raising_torch_errors
+    def shrink(self, ranks_to_exclude: Sequence[int], shrink_flags: int = 0, opts_override: Any = None) -> HiveBackend:
+        """A backend of the ranks that are left, over the connections that are there: nothing is sent.
+
+        `dist.shrink_group` calls it on those ranks alone, and destroys this group afterwards. With SHRINK_ABORT what is
+        under way in it ends at once.
+        """
+        own = self.collectives
+        left = [rank for rank in range(own.group.size) if rank not in ranks_to_exclude]
+        if own.group.rank not in left:
+            raise MisuseError(f"rank {own.group.rank} is to be excluded, and may not take part in shrinking")
+        child = HiveBackend(own.shrink(left, anew=self._is_default()))
+        keep(child)
+        if shrink_flags:
+            own.abort("the process group shrinks")
+        return child
+
+    def _is_default(self) -> bool:
+        """Whether torch's default group is of this backend, as far as the CPU's tensors go."""
+        default = dist.group.WORLD
+        return default is not None and default._get_backend(torch.device("cpu")) is self
 
     def perform_nocolor_split(self, device: torch.device) -> None:
         """What a rank outside of a new group calls where `init_process_group` got a `device_id`; hive needs nothing."""

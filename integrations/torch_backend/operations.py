@@ -160,9 +160,22 @@ class Operations:
             timeout_s: default of its operations.
             options: None for this group's.
         """
-        members = [self.world.ranks[self.group.ranks[rank]] for rank in ranks]
+        members = self.world.global_ranks(self.group, ranks)
         group = self.world.lend(group_name_of(group_name), members, timeout_s=timeout_s)
         return type(self)(self.world, group, timeout_s=timeout_s, options=options or self.options)
+
+    def shrink(self, ranks: Sequence[int], *, anew: bool) -> Self:
+        """Those of these ranks that are left, over the same connections.
+
+        Args:
+            ranks: this group's that are left; this rank is among them.
+            anew: torch numbers them from 0 from now on, because this is its default group.
+        """
+        if not anew:
+            return self.split(f"{self.group.name}:shrunk:{list(ranks)}", ranks, timeout_s=self.timeout_s)
+        world = self.world.shrunk(self.group, ranks, timeout_s=self.timeout_s)
+        group = world.lend(world.group.name, world.ranks, timeout_s=self.timeout_s)
+        return type(self)(world, group, timeout_s=self.timeout_s, options=self.options)
 
     def error_kind(self) -> str:
         """c10d's word for the last error that has ended an operation here."""

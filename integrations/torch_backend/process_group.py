@@ -221,8 +221,8 @@ def create(options: Any, group_options: object = None) -> Any:
     """
     if getattr(options, "enable_reconfigure", False):
         raise MisuseError(
-            "hive groups cannot be reconfigured: leave out enable_reconfigure=True; when a rank is lost, destroy the"
-            " group and start again with those who are left"
+            "hive groups cannot be reconfigured: leave out enable_reconfigure=True; when a rank is lost,"
+            " dist.shrink_group goes on with those who are left"
         )
     options_of_group = GroupOptions.parse(group_options)
     timeout_s = options.timeout.total_seconds()

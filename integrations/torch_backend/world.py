@@ -25,13 +25,37 @@ EXIT_CLOSE_S = 1.0
 
 
 class World:
-    """One connected `transport.Group` and how many process groups use it."""
+    """One connected `transport.Group`, or what is left of it, and how many process groups use it.
 
-    def __init__(self, group: transport.Group, *, ranks: tuple[int, ...]) -> None:
+    Args:
+        ranks: torch's global ranks of the group's, in its order.
+        parent: where `group` is of those ranks that were left when torch's default group was shrunk.
+    """
+
+    def __init__(self, group: transport.Group, *, ranks: tuple[int, ...], parent: World | None = None) -> None:
         self.group = group
         self.ranks = ranks
         self.users = 0
         self.process = os.getpid()
+        self._parent = parent
+
+    def global_ranks(self, group: transport.Group, ranks: Sequence[int]) -> list[int]:
+        """Torch's global ranks of some ranks of a lent group."""
+        return [self.ranks[self.group.ranks.index(group.ranks[rank])] for rank in ranks]
+
+    def shrunk(self, group: transport.Group, ranks: Sequence[int], *, timeout_s: float) -> World:
+        """The connections between those ranks of a lent group that are left, whom torch numbers anew from 0.
+
+        Groups that are made from now on are made of it: torch has destroyed all others.
+        """
+        members = [self.group.ranks.index(group.ranks[rank]) for rank in ranks]
+        with _lock:
+            name = group_name_of(f"{self.group.name}:shrunk:{','.join(map(str, members))}")
+            left = self.group.subgroup(members, name=name, timeout_s=timeout_s)
+            self.users += 1
+            world = World(left, ranks=tuple(range(len(members))), parent=self)
+            _worlds[:] = [world if one is self else one for one in _worlds]
+        return world
 
     def lend(self, name: str, ranks: Sequence[int], *, timeout_s: float) -> transport.Group:
         """The transport's group of some global ranks; `give_back` it."""
@@ -40,6 +64,8 @@ class World:
             if tuple(ranks) == self.ranks and name == self.group.name:
                 return self.group
             members = [self.ranks.index(rank) for rank in ranks]
+            if self._parent is not None:  # torch counts groups from 0 again, and late messages carry the former names
+                name = group_name_of(f"{self.group.name}/{name}")
             try:
                 return self.group.subgroup(members, name=name, timeout_s=timeout_s)
             except BaseException:
@@ -57,7 +83,9 @@ class World:
                 _worlds.remove(self)
         if group is not self.group:
             group.close(timeout_s=timeout_s)
-        if last:
+        if last and self._parent is not None:
+            self._parent.give_back(self.group, timeout_s=timeout_s)
+        elif last:
             self.group.close(timeout_s=timeout_s)
 
 

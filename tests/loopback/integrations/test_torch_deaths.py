@@ -8,15 +8,19 @@ from __future__ import annotations
 import signal
 
 import pytest
+import torch.distributed as dist
 from torch_ranks import RankResult, RunRanks
 
 from integrations.torch_backend.errors import code_of
 
 pytestmark = pytest.mark.timeout(300)
 """The first test starts all ranks of all scenarios, which takes tens of seconds where others want the cores as well."""
+SHRINKS = hasattr(dist, "shrink_group") and hasattr(dist.ProcessGroup, "reconfigure")
+"""Since torch 2.15, where hive is a backend."""
 SCENARIOS = (
     *("before", "within", "after", "backward", "subgroup", "message", "stopped"),
     *("aborted", "destroyed", "missing", "never"),
+    *(("shrunk",) if SHRINKS else ()),
 )
 KNOWN_S_MAX = 20
 """Until a death is known: a third of the timeout, after which everybody would raise anyhow."""
@@ -53,6 +57,15 @@ def test_once_a_rank_is_known_to_be_lost_the_next_collective_fails_too(results: 
         for report in result.reports[1:]:
             assert report["seconds"] < KNOWN_S_MAX
             assert code_of(report["text"]) == "connection-lost"
+
+
+@pytest.mark.skipif(not SHRINKS, reason="torch 2.13 has no backend of Python's that could shrink")
+def test_survivors_shrink_the_default_group_and_go_on_without_the_dead(results: Results) -> None:
+    lost, *found = zip(*(result.reports for result in survivors(results, "shrunk")), strict=True)
+    assert all("rank 1" in report["text"] for report in lost)
+    assert found == [
+        ({"place": 0, "size": 2, "totals": [2.0, 2.0, 1.0]}, {"place": 1, "size": 2, "totals": [2.0, 2.0, 1.0]})
+    ]
 
 
 def test_a_death_during_ddps_backward_is_an_error_with_a_code_and_no_crash(results: Results) -> None:

@@ -139,6 +139,23 @@ def subgroup(rank: int, size: int) -> None:
     report(rest=tensor.item())
 
 
+def shrunk(rank: int, size: int) -> None:
+    """Those who are left go on in a smaller default group, whose ranks are counted anew, and in groups of it."""
+    meet(rank, size)
+    dist.new_group([0, 2])
+    if rank == VICTIM:
+        die()
+    survive(lambda: dist.all_reduce(torch.ones(1000)))
+    dist.shrink_group([VICTIM], shrink_flags=dist.distributed_c10d.SHRINK_ABORT)
+    total, pair, own = torch.full((1000,), float(rank)), torch.ones(1), torch.ones(1)
+    dist.all_reduce(total)
+    dist.all_reduce(pair, group=dist.new_group([1, 0]))
+    alone = dist.shrink_group([1 - dist.get_rank()], group=dist.new_group([0, 1]))
+    dist.all_reduce(own, group=alone)
+    report(place=dist.get_rank(), size=dist.get_world_size(), totals=[total[0].item(), pair.item(), own.item()])
+    dist.destroy_process_group()
+
+
 def message(rank: int, size: int) -> None:
     """A receive from a rank that dies; and one from any rank, which somebody else can still serve."""
     meet(rank, size)
