@@ -43,7 +43,7 @@ class MemberReport:
     def saw(self, state: State) -> None:
         """Take in the member's new state. The caller holds its lock."""
         before, self._state = self._state, state
-        if state.committed > before.committed:
+        if state.committed > before.committed >= 0:
             told = {"step": state.committed, "epoch": before.view.epoch, "digest": state.digest.hex()}
             self._commits.append({**told, "at_s": round(time.time(), 3)})
         if state.view.epoch > before.view.epoch:

@@ -1,11 +1,12 @@
 """The tape of one member: a line of JSON for each view that it entered and each step that it committed.
 
     {"tape": 1, "job": "llm", "member": "desk-1", "incarnation": 4711, "step": 0, "digest": "00..."}
-    {"at_s": 1790000000.1, "view": 1, "members": [["desk-1", 4711]], "base_step": 0, "digest": "00..."}
+    {"at_s": 1790000000.1, "view": 1, "members": [["desk-1", 4711]], "joining": [], "base_step": 0, "digest": "00..."}
     {"at_s": 1790000004.2, "commit": 1, "epoch": 1, "digest": "5d..."}
     {"at_s": 1790000009.3, "out": 1}
 
-The first line of a file says where its member stood, so that a file is complete without the ones before it.
+The first line of a file says where its member stood, so that a file is complete without the ones before it. A member
+that has nothing yet stands at step -1, and says `"holds"` in place of `"commit"` when it has received the state.
 `transport.volatile.tape_check` holds the tapes of several members against each other.
 """
 
@@ -59,13 +60,15 @@ class Tape:
                 self._file = _opened(self.path)
                 self._begin(before or state)
             if before is not None and state.committed > before.committed:
-                self._line({"commit": state.committed, "epoch": before.view.epoch, "digest": state.digest.hex()})
+                what = "commit" if before.committed >= 0 else "holds"
+                self._line({what: state.committed, "epoch": before.view.epoch, "digest": state.digest.hex()})
             if before is None or state.view.epoch > before.view.epoch:
                 view = state.view
-                members = [[one.name, one.incarnation] for one in view.members]
-                self._line(
-                    {"view": view.epoch, "members": members, "base_step": view.base_step, "digest": view.digest.hex()}
+                members, joining = (
+                    [[one.name, one.incarnation] for one in some] for some in (view.members, view.joining)
                 )
+                stood = {"base_step": view.base_step, "digest": view.digest.hex()}
+                self._line({"view": view.epoch, "members": members, "joining": joining, **stood})
             if before is not None and state.phase is Phase.OUT and before.phase is not Phase.OUT:
                 self._line({"out": state.view.epoch})
             self._file.flush()

@@ -9,6 +9,8 @@ What has to hold, and is looked at:
 - A view begins with what was committed: nobody has committed a later step in an earlier epoch, and its base step has
   the digest with which that was committed.
 - Who commits in a view is one of its members.
+
+Who learns (`joining`) is behind its view, and may hear of the next one late.
 """
 
 from __future__ import annotations
@@ -34,17 +36,19 @@ class TapedView:
 
     epoch: int
     members: tuple[Member, ...]
+    joining: tuple[Member, ...]
     base_step: int
     digest: str
 
 
 @dataclass(frozen=True)
 class TapedCommit:
-    """A commit as a tape has it."""
+    """A commit as a tape has it. `received`: the member was given the state after `step`, and has committed nothing."""
 
     step: int
     epoch: int
     digest: str
+    received: bool = False
 
 
 @dataclass
@@ -131,13 +135,13 @@ def _in_order(tape: TapeFile) -> Iterable[str]:
     step, epoch = tape.step, 0
     for entry in tape.entries:
         if isinstance(entry, TapedCommit):
-            if entry.step != step + 1:
+            if entry.step != step + 1 and not (entry.received and step < 0):
                 yield f"{tape.member} committed step {entry.step} after step {step}"
             step = entry.step
         else:
             if entry.epoch <= epoch:
                 yield f"{tape.member} entered epoch {entry.epoch} after epoch {epoch}"
-            if entry.base_step != step:
+            if entry.base_step != step and tape.member not in entry.joining:
                 yield f"{tape.member} entered epoch {entry.epoch}, which begins with step {entry.base_step}, at {step}"
             epoch = entry.epoch
 
@@ -155,11 +159,12 @@ def _chain(
         for entry in one.entries:
             if not isinstance(entry, TapedCommit):
                 continue
+            within = views.get(entry.epoch)
+            learns = within is not None and one.member in within.joining
             later = next((epoch for epoch in epochs if epoch > entry.epoch), None)
-            if later is not None and entry.step > views[later].base_step:
+            if later is not None and not learns and entry.step > views[later].base_step:
                 base = views[later].base_step
                 yield f"{one.member} committed step {entry.step} in epoch {entry.epoch}; epoch {later} begins at {base}"
-            within = views.get(entry.epoch)
             if within is not None and one.member not in within.members:
                 yield f"{one.member} committed step {entry.step} in epoch {entry.epoch}, of which it is no member"
 
@@ -185,13 +190,17 @@ def _read(path: Path) -> TapeFile:
                         raise ValueError(f"version {fields['tape']} is not known here")
                     member = Member(str(fields["member"]), int(fields["incarnation"]))
                     tape = TapeFile(str(path), str(fields["job"]), member, int(fields["step"]))
-                elif "commit" in fields:
-                    commit = TapedCommit(int(fields["commit"]), int(fields["epoch"]), str(fields["digest"]))
-                    tape.entries.append(commit)
+                elif "commit" in fields or "holds" in fields:
+                    received = "holds" in fields
+                    step = int(fields["holds" if received else "commit"])
+                    tape.entries.append(TapedCommit(step, int(fields["epoch"]), str(fields["digest"]), received))
                 elif "view" in fields:
-                    members = tuple(Member(str(name), int(incarnation)) for name, incarnation in fields["members"])
-                    view = TapedView(int(fields["view"]), members, int(fields["base_step"]), str(fields["digest"]))
-                    tape.entries.append(view)
+                    members, joining = (
+                        tuple(Member(str(name), int(incarnation)) for name, incarnation in fields[key])
+                        for key in ("members", "joining")
+                    )
+                    base_step, digest = int(fields["base_step"]), str(fields["digest"])
+                    tape.entries.append(TapedView(int(fields["view"]), members, joining, base_step, digest))
     except FileNotFoundError as error:
         raise ConfigurationError(str(path), None, "no such file; name tapes, as members write them") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:

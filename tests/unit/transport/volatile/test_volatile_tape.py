@@ -143,6 +143,23 @@ def test_a_killed_members_last_line_is_left_out_and_any_other_is_named(folder: P
         verdict(folder)
 
 
+def test_who_learns_may_be_behind_its_view_and_nobody_else(folder: Path) -> None:
+    digest = verdict_digest(folder, 4)
+    head = {"tape": 1, "job": "llm", "member": "d", "incarnation": 9, "step": -1, "digest": "00" * 16}
+    view = {"view": 3, "members": [["a", 1], ["b", 1], ["d", 9]], "base_step": 5, "digest": verdict_digest(folder, 5)}
+    later = {"commit": 5, "epoch": 3, "digest": verdict_digest(folder, 5)}
+    for joining, findings in (([["d", 9]], 0), ([], 1)):
+        lines = [head, {**view, "joining": joining}, {"holds": 4, "epoch": 3, "digest": digest}, later]
+        (folder / "d.0009.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        assert len(verdict(folder).findings) == findings
+
+
+def verdict_digest(folder: Path, step: int) -> str:
+    """With which a committed a step."""
+    lines = [json.loads(line) for line in next(folder.glob("a.*.jsonl")).read_text().splitlines()]
+    return next(str(line["digest"]) for line in lines if line.get("commit") == step)
+
+
 def test_tapes_of_two_jobs_are_not_compared(folder: Path) -> None:
     change(folder, "b", lambda line: "tape" in line, {"job": "other"})
     with pytest.raises(ConfigurationError, match="several jobs"):
