@@ -6,7 +6,7 @@
     {"at_s": 1790000009.3, "out": 1}
 
 The first line of a file says where its member stood, so that a file is complete without the ones before it. A member
-that has nothing yet stands at step -1, and says `"holds"` in place of `"commit"` when it has received the state.
+that has nothing yet stands at step -1. Who learns says `"holds"` in place of `"commit"` when it has received the state.
 `transport.volatile.tape_check` holds the tapes of several members against each other.
 """
 
@@ -60,7 +60,7 @@ class Tape:
                 self._file = _opened(self.path)
                 self._begin(before or state)
             if before is not None and state.committed > before.committed:
-                what = "commit" if before.committed >= 0 else "holds"
+                what = "holds" if _was_given(before, state) else "commit"
                 self._line({what: state.committed, "epoch": before.view.epoch, "digest": state.digest.hex()})
             if before is None or state.view.epoch > before.view.epoch:
                 view = state.view
@@ -98,6 +98,13 @@ class Tape:
     def _write(self, what: dict[str, object]) -> None:
         if self._file is not None:
             self._size_bytes += self._file.write(json.dumps(what) + "\n")
+
+
+def _was_given(before: State, state: State) -> bool:
+    """Whether a member that learns has received the state after a later step, rather than committed the next one."""
+    if before.committed < 0:
+        return True
+    return state.committed > before.committed + 1 and state.me in before.view.joining
 
 
 def _opened(path: Path) -> TextIO:

@@ -10,7 +10,7 @@ What has to hold, and is looked at:
   the digest with which that was committed.
 - Who commits in a view is one of its members.
 
-Who learns (`joining`) is behind its view, and may hear of the next one late.
+Who learns (`joining`) begins with a state in place of a step, and may hear of the next view late.
 """
 
 from __future__ import annotations
@@ -135,13 +135,13 @@ def _in_order(tape: TapeFile) -> Iterable[str]:
     step, epoch = tape.step, 0
     for entry in tape.entries:
         if isinstance(entry, TapedCommit):
-            if entry.step != step + 1 and not (entry.received and step < 0):
+            if entry.step != step + 1 and not (entry.received and entry.step > step):
                 yield f"{tape.member} committed step {entry.step} after step {step}"
             step = entry.step
         else:
             if entry.epoch <= epoch:
                 yield f"{tape.member} entered epoch {entry.epoch} after epoch {epoch}"
-            if entry.base_step != step and tape.member not in entry.joining:
+            if entry.base_step < step:  # who is behind commits up to it first, one after the other
                 yield f"{tape.member} entered epoch {entry.epoch}, which begins with step {entry.base_step}, at {step}"
             epoch = entry.epoch
 

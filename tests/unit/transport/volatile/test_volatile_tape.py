@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,12 @@ def test_whatever_differs_is_found(
     assert any(re.search(finding, one) for one in found), found
 
 
+def test_a_view_that_begins_with_what_nobody_committed_is_found(folder: Path) -> None:
+    for name in "ab":
+        change(folder, name, lambda line: line.get("view") == 2, {"digest": "ee" * 16})
+    assert verdict(folder).findings == ("epoch 2 begins with step 2 as eeeeeeee, which nobody committed",)
+
+
 def test_a_commit_of_a_member_that_is_gone_is_found(folder: Path) -> None:
     (path,) = folder.glob("c.*.jsonl")
     digest = json.loads(next(folder.glob("a.*.jsonl")).read_text().splitlines()[-3])["digest"]
@@ -143,15 +150,28 @@ def test_a_killed_members_last_line_is_left_out_and_any_other_is_named(folder: P
         verdict(folder)
 
 
-def test_who_learns_may_be_behind_its_view_and_nobody_else(folder: Path) -> None:
-    digest = verdict_digest(folder, 4)
+def test_who_learns_may_be_given_a_later_state_and_nobody_else(folder: Path) -> None:
+    digest = {step: verdict_digest(folder, step) for step in (2, 4, 5)}
     head = {"tape": 1, "job": "llm", "member": "d", "incarnation": 9, "step": -1, "digest": "00" * 16}
-    view = {"view": 3, "members": [["a", 1], ["b", 1], ["d", 9]], "base_step": 5, "digest": verdict_digest(folder, 5)}
-    later = {"commit": 5, "epoch": 3, "digest": verdict_digest(folder, 5)}
-    for joining, findings in (([["d", 9]], 0), ([], 1)):
-        lines = [head, {**view, "joining": joining}, {"holds": 4, "epoch": 3, "digest": digest}, later]
+    view = {"view": 3, "members": [["a", 1], ["b", 1], ["d", 9]], "joining": [["d", 9]], "base_step": 5}
+    given = [head, {**view, "digest": digest[5]}, {"holds": 2, "epoch": 3, "digest": digest[2]}]
+    last = {"commit": 5, "epoch": 3, "digest": digest[5]}
+    for name, findings in (("holds", ()), ("commit", ("d committed step 4 after step 2",))):
+        lines = [*given, {name: 4, "epoch": 3, "digest": digest[4]}, last]
         (folder / "d.0009.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        assert len(verdict(folder).findings) == findings
+        assert verdict(folder).findings == findings
+
+
+def test_a_learner_writes_what_it_was_given_and_then_what_it_commits(tmp_path: Path) -> None:
+    learns = replace(ALL, joining=(C,))
+    state = replace(commit.begin(C, learns), committed=-1)
+    tape = Tape(str(tmp_path), job="llm", state=state)
+    for step in (3, 4, 9, 10):
+        state = replace(state, committed=step)
+        tape.saw(state)
+    tape.close()
+    lines = [json.loads(line) for line in tape.path.read_text().splitlines()[2:]]
+    assert [next(iter({"holds", "commit"} & set(line))) for line in lines] == ["holds", "commit", "holds", "commit"]
 
 
 def verdict_digest(folder: Path, step: int) -> str:
