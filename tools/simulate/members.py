@@ -14,7 +14,8 @@ large-scale study of failures in high-performance computing systems (DSN 2006), 
 that has just come is more likely to go than one that has been there for long. Shape 1 is exponential. The mean is an
 argument: minutes for lent desktops, days for a cluster. Pauses between two sessions are exponential.
 
-The register answers as many requests as it gets. How many those are is in the report.
+What it leaves out: handing the state to who joins takes no time, and the register answers as many requests as it gets.
+How many those are is in the report.
 
 Commits between two changes of the view are alike. The core is driven through the last of them; the others are counted.
 """
@@ -263,8 +264,9 @@ class SimulatedGroup:
             now_s += POLL_S
 
     def _enter(self, states: Mapping[int, State], decided: State, decider: int, after: View, change: Change) -> None:
-        """All survivors enter the new view; who joins begins with it."""
+        """All survivors enter the new view; who joins has the state as soon as it is connected."""
         before = self.state.committed
+        settled = replace(after, joining=())
         for one, state in {**states, decider: decided}.items():
             entered, actions = commit.entered(state, after)
             if any(isinstance(action, Left) for action in actions):
@@ -272,9 +274,9 @@ class SimulatedGroup:
             if (entered.committed, entered.digest) != (after.base_step, after.digest):
                 raise RuntimeError(f"{one} does not hold what the view says")
             if entered.me == after.members[0]:
-                self.state = entered
-        if self.state.view != after:  # the first member has just joined
-            self.state = commit.begin(after.members[0], after)
+                self.state = replace(entered, view=settled)
+        if self.state.view != settled:  # the first member has just joined
+            self.state = commit.begin(after.members[0], settled)
         change.committed = after.base_step > before
         self.commits += after.base_step - before
 
