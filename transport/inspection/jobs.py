@@ -59,7 +59,7 @@ def make_folder() -> Path:
 
 def sockets() -> Iterator[Path]:
     """All sockets of members that this user may ask: of root, those of everybody."""
-    folders = set(own_folders())
+    folders = {one for one in own_folders() if _is_own(one)}  # anybody may make one below /tmp
     if os.geteuid() == 0:
         folders |= set(Path("/run/user").glob("/".join(("*", *_FOLDER))))
         folders |= set(Path("/tmp").glob("hive-qos-*/" + _FOLDER[1]))

@@ -26,6 +26,8 @@ from transport.inspection.member_socket import MemberSocket
 
 LOCAL = Settings(listen="127.0.0.1", broker="off", engine="aioquic", job="llm", job_secret=b"secret of the test")
 
+SOCKETS = jobs.sockets
+
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -162,3 +164,8 @@ def test_a_folder_that_others_can_write_is_not_taken(tmp_path: Path, monkeypatch
         jobs.make_folder()
     assert MemberSocket(job="a", name="b", answer=lambda whole, limit_s: {}).path is None
     assert os.listdir(open_to_all) == []
+    monkeypatch.setattr(jobs, "own_folders", lambda: [open_to_all])
+    (open_to_all / "forged.sock").touch()
+    assert "forged.sock" not in {one.name for one in SOCKETS()}
+    open_to_all.chmod(0o700)
+    assert "forged.sock" in {one.name for one in SOCKETS()}
