@@ -11,7 +11,7 @@ help: ## Show these lines
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { printf "\n%s\n", substr($$0, 5) } /^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 ##@ See it
-.PHONY: demo bench bench-collectives bench-broker bench-processor bench-nightly
+.PHONY: demo bench bench-collectives bench-broker bench-volatile bench-processor bench-nightly
 demo: setup ## Train on two hosts while storage floods their link, five minutes; DEMO=--strict judges it
 	@$(BIN)/python -m tools.demo run --output out/demo $(DEMO)
 
@@ -24,6 +24,9 @@ bench-collectives: setup ## Collectives beside Gloo on several networks, an hour
 
 bench-broker: setup ## The broker beside what tc can do, nearly two hours; BENCH="--quick sender" for less
 	@$(BIN)/python -m tools.brokerbench $(BENCH)
+
+bench-volatile: setup ## Training on machines that come and go, two hours; BENCH="--quick churn" for less
+	@$(BIN)/python -m tools.volatilebench $(BENCH)
 
 # The demo's rsync over a link of its own, beside none.
 bench-processor: setup ## What storage costs the processors, whatever its link

@@ -69,15 +69,19 @@ class Side:
         found: dict[str, Any] = self._expect("done", wait_s)
         return found
 
+    def kill(self) -> None:
+        """End the process as a power failure does, and what it started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
     def close(self) -> None:
         """End the process; kill it where it does not."""
         with contextlib.suppress(OSError):
             self._input.close()
         with contextlib.suppress(Exception):
             self._process.wait(CLOSE_S)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        self.kill()
         self._output.close()
 
     def _expect(self, key: str, wait_s: float) -> Any:

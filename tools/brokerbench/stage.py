@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import select
 import subprocess
 import time
@@ -22,6 +21,7 @@ from tools.measure.brokers import Brokers, Seat, configuration, group_of
 from tools.measure.crew import Crew, MeasureError
 from tools.measure.programs import close_input, environment, python, start
 from tools.measure.surroundings import work_directory
+from tools.measure.tail import Tail
 from tools.measure.usage import cpu_seconds, relays
 
 MEET_PORT = 29500
@@ -37,24 +37,6 @@ class Job:
     payload_bytes: int
     irregular: bool = False
     scalar: bool = False
-
-
-class Tail:
-    """New lines of a file that another process writes."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._offset = path, 0
-
-    def lines(self) -> list[dict[str, Any]]:
-        """What has been written whole since the last call."""
-        if not self._path.exists():
-            return []
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-        whole, newline, _rest = data.rpartition(b"\n")
-        self._offset += len(whole) + len(newline)
-        return [json.loads(line) for line in whole.split(b"\n") if line]
 
 
 class Stage:

@@ -10,6 +10,7 @@ from tools.lab import Lab
 ROUTER = "r"
 LOCAL_BITS_PER_S = 1_000_000_000
 """Of a host's link inside its site: ten times what leads to the other one, so that it is never what counts."""
+_WORDS = {2: "two", 4: "four"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,17 +56,18 @@ def equal(ranks: int, *, bits_per_s: int = 1_000_000_000) -> Network:
     return Network(name=name, links_bits_per_s=(bits_per_s,) * ranks, buffer_s=0.01)
 
 
-def uneven() -> Network:
-    """Four ranks, one of them behind a quarter of the others' rate."""
-    return Network(name="100/100/100/25 Mbit/s", links_bits_per_s=(100_000_000,) * 3 + (25_000_000,))
+def uneven(ranks: int = 4) -> Network:
+    """One rank behind a quarter of the others' rate."""
+    name = f"{'100/' * (ranks - 1)}25 Mbit/s"
+    return Network(name=name, links_bits_per_s=(100_000_000,) * (ranks - 1) + (25_000_000,))
 
 
-def two_sites() -> Network:
-    """Two sites of two: 100 Mbit/s, 40 ms there and back, 0.5 % loss each way."""
+def two_sites(each: int = 2) -> Network:
+    """Two sites of so many: 100 Mbit/s, 40 ms there and back, 0.5 % loss each way."""
     return Network(
-        name="two sites of two",
-        links_bits_per_s=(LOCAL_BITS_PER_S,) * 4,
-        site_ranks=(2, 2),
+        name=f"two sites of {_WORDS.get(each, each)}",
+        links_bits_per_s=(LOCAL_BITS_PER_S,) * 2 * each,
+        site_ranks=(each, each),
         between_bits_per_s=100_000_000,
         one_way_s=0.02,
         loss=0.005,

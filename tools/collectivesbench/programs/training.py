@@ -124,7 +124,7 @@ def train(order: Mapping[str, Any], begun: Callable[[], None]) -> dict[str, Any]
     begin_s = time.monotonic()
     reached = over = False
     while not reached and not over and len(curve) < order["steps_max"]:
-        inputs, targets = task.batch(_generator(seed, len(curve), rank))
+        inputs, targets = task.batch(generator_of(seed, len(curve), rank))
         loss = functional.cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
         optimizer.zero_grad()
         torch.autograd.backward(loss)
@@ -140,5 +140,6 @@ def train(order: Mapping[str, Any], begun: Callable[[], None]) -> dict[str, Any]
     return {"begin_s": begin_s, "curve": curve, "reached": reached, "gradient_bytes": gradient_bytes}
 
 
-def _generator(seed: int, step: int, rank: int) -> torch.Generator:
+def generator_of(seed: int, step: int, rank: int) -> torch.Generator:
+    """Of a rank's batch in a step."""
     return torch.Generator().manual_seed((seed * 1_000_003 + step) * 1_009 + rank)

@@ -1,0 +1,154 @@
+"""DDP and the algorithms of `integrations.volatile` behind one interface: `with training.step(): optimizer.step()`."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.nn.parallel import DistributedDataParallel
+
+from integrations import volatile
+from tools.volatilebench.programs import tasks
+from transport.volatile.group import Committed, VolatileGroup
+
+TIMEOUT = datetime.timedelta(seconds=120)
+"""For starting together, and for an all-reduce: members on a busy machine load torch in 30 s."""
+
+
+class Training(Protocol):
+    """One member's part.
+
+    Attributes:
+        model: what to call.
+        group: None for DDP.
+    """
+
+    model: nn.Module
+    group: VolatileGroup | None
+
+    @property
+    def last(self) -> Committed | None:
+        """The last meeting; None before the first, and for DDP."""
+
+    def together(self, order: Mapping[str, Any]) -> AbstractContextManager[None]:
+        """Be there with the others, inside this block."""
+
+    def step(self, tokens: int) -> AbstractContextManager[None]:
+        """The inner optimiser steps inside this block."""
+
+    def end(self) -> None:
+        """All end at the same step: agree, where the algorithm has members agree on nothing before."""
+
+    def late_anywhere(self, late: bool) -> bool:
+        """Whether to end: all ranks of DDP end at the same step, others when they like."""
+
+    def held(self) -> Tensor:
+        """The parameters to evaluate: the global ones, where there are such."""
+
+
+class Ddp:
+    """See `Training`."""
+
+    def __init__(self, order: Mapping[str, Any], model: nn.Module) -> None:
+        self.model: nn.Module = model
+        self.group: VolatileGroup | None = None
+        self._plain, self._backend = model, order["backend"]
+
+    @property
+    def last(self) -> Committed | None:
+        """See `Training`."""
+        return None
+
+    @contextlib.contextmanager
+    def together(self, order: Mapping[str, Any]) -> Iterator[None]:
+        """See `Training`."""
+        world = {"rank": order["rank"], "world_size": order["world"]}
+        dist.init_process_group(self._backend, store=store_of(order), timeout=TIMEOUT, **world)
+        try:
+            self.model = DistributedDataParallel(self._plain)
+            dist.barrier()
+            yield
+        finally:
+            dist.destroy_process_group()
+
+    def step(self, tokens: int) -> AbstractContextManager[None]:
+        """See `Training`."""
+        return contextlib.nullcontext()
+
+    def end(self) -> None:
+        """See `Training`."""
+
+    def late_anywhere(self, late: bool) -> bool:
+        """See `Training`."""
+        shared = torch.tensor([float(late)])
+        dist.all_reduce(shared)
+        return bool(shared[0])
+
+    def held(self) -> Tensor:
+        """See `Training`."""
+        return tasks.flat(self._plain)
+
+
+class Volatile:
+    """See `Training`."""
+
+    def __init__(self, order: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.model = model
+        options = dict(order["options"])
+        if order["kind"] == "PartialMean":
+            options["optimizer"] = optimizer
+        self._algorithm = getattr(volatile, order["kind"])(model.parameters(), **options)
+        self.group: VolatileGroup | None = None
+
+    @property
+    def last(self) -> Committed | None:
+        """See `Training`."""
+        found: Committed | None = self._algorithm.last
+        return found
+
+    @contextlib.contextmanager
+    def together(self, order: Mapping[str, Any]) -> Iterator[None]:
+        """See `Training`."""
+        limits = {"members_min": order["members_min"], "join_timeout_s": TIMEOUT.total_seconds()}
+        with self._algorithm.join(volatile.torch_register(store_of(order)), name=order["name"], **limits) as group:
+            self.group = group
+            yield
+
+    def step(self, tokens: int) -> AbstractContextManager[None]:
+        """See `Training`."""
+        found: AbstractContextManager[None] = self._algorithm.step(tokens=tokens)
+        return found
+
+    def end(self) -> None:
+        """See `Training`."""
+        if "global" not in self._algorithm.state_dict():
+            self._algorithm.finish()
+
+    def late_anywhere(self, late: bool) -> bool:
+        """See `Training`."""
+        return late
+
+    def held(self) -> Tensor:
+        """See `Training`."""
+        state = self._algorithm.state_dict()
+        found: Tensor = state["global"] if "global" in state else state["parameters"]
+        return found
+
+
+def missing(kind: str) -> bool:
+    """Whether `integrations.volatile` has no such algorithm."""
+    return bool(kind) and not hasattr(volatile, kind)
+
+
+def store_of(order: Mapping[str, Any]) -> PrefixStore:
+    """The part of the crew's store that is a job's own."""
+    host, port = order["store"]
+    store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=TIMEOUT)
+    return PrefixStore(order["job"], store)

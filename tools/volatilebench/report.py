@@ -1,0 +1,127 @@
+"""Figures of every cell and the goals, as one JSON document made from raw records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tools.bench.figures import spread
+from tools.bench.records import Record, read
+from tools.volatilebench import figures
+from tools.volatilebench.algorithms import REFERENCE
+from tools.volatilebench.goals import goals
+
+FILE = "report.json"
+
+
+class Key(NamedTuple):
+    """What a cell is of."""
+
+    scenario: str
+    case: str
+    task: str
+    contender: str
+
+
+def write(directory: Path) -> dict[str, Any]:
+    """Compute a run's report from its records, and write it beside them."""
+    head, records = read(directory)
+    found = compute(head, records)
+    (directory / FILE).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return found
+
+
+def compute(head: Record, records: Sequence[Record]) -> dict[str, Any]:
+    """The report. Pure."""
+    turns: dict[Key, list[dict[str, float]]] = {}
+    curves = []
+    for record in records:
+        if record["kind"] == "check":
+            key = Key("checks", record["case"], "", record["contender"])
+            turns.setdefault(key, []).append({"value": record["value"], "cpu_s": record["cpu_s"]})
+    for key, repetition, points, reference, record in _trainings(records):
+        found = figures.beside(points, reference)
+        cpu_s = sum(rank["cpu_s"] for rank in record["ranks"])
+        turns.setdefault(key, []).append(found | {"cpu_s_per_step": cpu_s / figures.steps(record)})
+        curves.append({**key._asdict(), "repetition": repetition, "points": points})
+    for key, values in (*_churn(records), *_joiner(records)):
+        turns.setdefault(key, []).append(values)
+    cells = [_cell(key, found) for key, found in turns.items()]
+    return {
+        "run": head,
+        "cells": cells,
+        "curves": curves,
+        "timelines": [_timeline(record) for record in records if record["kind"] == "churn" and record["disturbed"]],
+        "lacking": sorted({record["contender"] for record in records if record["kind"] == "lacking"}),
+        "goals": goals(cells, scenarios=head["scenarios"], every=head["settings"]["every"]),
+        "failures": [record for record in records if record["kind"] == "failure"],
+    }
+
+
+def _cell(key: Key, turns: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    names = sorted({name for found in turns for name in found})
+    return {
+        **key._asdict(),
+        "figures": {name: spread([found[name] for found in turns if name in found]) for name in names},
+    }
+
+
+def _trainings(
+    records: Sequence[Record],
+) -> list[tuple[Key, int, list[figures.Point], list[figures.Point], Record]]:
+    """Each training with its curve, and with that of the reference of the same seed (its own, where there is none)."""
+    curves: dict[tuple[Key, int], tuple[list[figures.Point], Record]] = {}
+    for record in records:
+        if record["kind"] == "loss":
+            key = Key("loss", record["case"], record["task"], record["contender"])
+            try:
+                curves[key, record["repetition"]] = figures.curve(record), record
+            except ValueError:
+                continue  # it says nothing: the cell then has fewer repetitions, and says how many
+    found = []
+    for (key, seed), (points, record) in curves.items():
+        reference, _ = curves.get((key._replace(contender=REFERENCE.name), seed), (points, record))
+        found.append((key, seed, points, reference, record))
+    return found
+
+
+def _churn(records: Sequence[Record]) -> list[tuple[Key, dict[str, float]]]:
+    runs = [record for record in records if record["kind"] == "churn"]
+    undisturbed = {record["contender"]: record for record in runs if not record["disturbed"]}
+    found = []
+    for record in runs:
+        other = undisturbed.get(record["contender"])
+        if record["disturbed"] and other is not None:
+            try:
+                values = figures.churn(record, other)
+            except (ValueError, ZeroDivisionError):
+                continue
+            found.append((Key("churn", record["case"], record["task"], record["contender"]), values))
+    return found
+
+
+def _joiner(records: Sequence[Record]) -> list[tuple[Key, dict[str, float]]]:
+    blocks = [record for record in records if record["kind"] == "joiner"]
+    idle = next((one for one in blocks if not one["storage"] and not one["joining"]), None)
+    found = []
+    for record in blocks:
+        storage = "storage floods" if record["storage"] else "no storage"
+        case = f"{storage}, {'somebody joins' if record['joining'] else 'nobody'}"
+        if idle is not None:
+            try:
+                found.append((Key("joiner", case, "", record["contender"]), figures.joiner(record, idle)))
+            except ValueError:
+                continue
+    return found
+
+
+def _timeline(record: Record) -> dict[str, Any]:
+    """Commits over time with their members, and the outages."""
+    return {
+        "contender": record["contender"],
+        "points": figures.timeline(record),
+        "outages": record["outages"],
+        "seconds": record["seconds"],
+    }
