@@ -1,13 +1,14 @@
 """`python -m tools.simulate.members`: a volatile group of up to 1,000 members in virtual time, without a network.
 
-What decides is the real core (`transport.volatile.commit`). Around it is a model of what `transport.volatile.group`
-does with sockets, threads and a register:
+What decides is the real core (`transport.volatile.commit`). Around it is a model of what `transport.volatile.control`
+does where its direct messages do not arrive, with a register alone, the slowest way:
 
 - A lost member is noticed by each of the others by itself, from its last acknowledgement on: that came up to one keep-
   alive before the loss. Who notices first freezes and rings the others, which is one way later.
 - A frozen member writes where it stands, then reads the view and all members' notes, one after the other, again and
   again. The first living one that has all notes of the living decides. Who has written nothing in time is left out.
 - After a new view all write where they listen and read the others' addresses, again one after the other, and connect.
+  (A view that only loses members keeps its connections; the model connects anew.)
 
 Sessions have a Weibull distribution of shape 0.7: the time between failures of the machines in Schroeder and Gibson, A
 large-scale study of failures in high-performance computing systems (DSN 2006), with shapes of 0.7 to 0.8. So a machine
@@ -41,7 +42,7 @@ from transport.settings import Settings
 from transport.volatile import commit
 from transport.volatile import view as views
 from transport.volatile.commit import Action, Advance, Commit, Frozen, Left, Send, State
-from transport.volatile.group import LATE_S, LOOK_S
+from transport.volatile.control import LATE_S, LOOK_S
 from transport.volatile.register import POLL_S, TAG_BYTES, MemoryStore, Register
 from transport.volatile.view import DIGEST_BYTES, MEMBERS_MAX, Member, View
 

@@ -13,7 +13,7 @@ from tools.simulate import members
 from tools.simulate.members import Churn, Network, SimulatedGroup, churn, mass_loss
 from transport.volatile import commit
 from transport.volatile.commit import State
-from transport.volatile.group import LATE_S
+from transport.volatile.control import LATE_S
 from transport.volatile.view import DIGEST_BYTES
 
 NEAR = Network()

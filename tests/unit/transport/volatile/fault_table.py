@@ -38,14 +38,14 @@ def fault(what: str, states: tuple[State, ...], place: int) -> Fault:
     """What it means that the member at `place` is lost now."""
     victim, others = states[place], [one for number, one in enumerate(states) if number != place]
     step = victim.committed + 1
-    digest = commit.chained(victim.digest, search._result(victim, step))
+    digest = commit.chained(victim.digest, search._result(victim.view.epoch, step, victim.view.workers))
     if victim.phase is Phase.FROZEN:
         return Fault(what, "frozen", step, digest)
     if any(one.committed < victim.committed for one in others):
         return Fault(what, "ahead", victim.committed, victim.digest)
     if victim.phase is Phase.PREPARED:
         return Fault(what, "prepared", step, digest)
-    holds = any(of == step for one in others for who, of, _ in one.prepared if who == one.me)
+    holds = any(said.step == step for one in others for who, said in one.prepared if who == one.me)
     return Fault(what, "behind" if holds else "first", step, digest)
 
 
