@@ -37,10 +37,10 @@ def competing(every: int) -> Sequence[Algorithm]:
     meeting = {"every": every}
     return (
         REFERENCE,
-        Algorithm(name="DDP hive", backend="hive"),
-        Algorithm(name="PartialMean", kind="PartialMean"),
-        Algorithm(name="LocalSGD", kind="LocalSGD", options=meeting),
         Algorithm(name=DILOCO, kind=DILOCO, options=meeting),
+        Algorithm(name="LocalSGD", kind="LocalSGD", options=meeting),
+        Algorithm(name="PartialMean", kind="PartialMean"),
+        Algorithm(name="DDP hive", backend="hive"),
         Algorithm(name="StreamingDiLoCo", kind="StreamingDiLoCo", options=meeting),
         Algorithm(name="AsyncDiLoCo", kind="AsyncDiLoCo", options=meeting),
         Algorithm(name="A2CiD2", kind="A2CiD2", options={"every": 1}),
