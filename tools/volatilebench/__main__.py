@@ -31,7 +31,7 @@ def bench(
     scenarios: Annotated[list[str] | None, typer.Argument(help=f"Any of {', '.join(SCENARIOS)}; all without.")] = None,
     output: Annotated[Path, typer.Option(help="Where records, report and plots go.")] = Path("out/bench-volatile"),
     quick: Annotated[bool, typer.Option("--quick", help="Within half an hour; says less.")] = False,
-    minutes: Annotated[float | None, typer.Option(min=1.0, help="Of all scenarios; 120 without, 21 if quick.")] = None,
+    minutes: Annotated[float | None, typer.Option(min=1.0, help="Of all scenarios; 120 without, 24 if quick.")] = None,
     workers: Annotated[int | None, typer.Option(min=2, help="Of the trainings of `loss`, an even number.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Of each of these trainings.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="How often everything is trained.")] = None,

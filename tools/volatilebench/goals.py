@@ -17,8 +17,11 @@ OVERHEAD = 1.25
 
 Cell: TypeAlias = Mapping[str, Any]
 Found: TypeAlias = tuple[float, str]
-GOODPUT, LOSS_GAP, STEP, STORAGE = 0.88, 0.02, 1.10, 1.0
-"""The issue's: Decoupled DiLoCo's goodput with eight learners; the loss of as much compute; the step beside storage."""
+GOODPUT, LOSS_GAP = 0.88, 0.02
+"""Decoupled DiLoCo's goodput with eight learners (arXiv 2604.21428), and what a few lost rounds may cost."""
+STEP, STEP_BESIDE_STORAGE, STORAGE = 1.05, 1.10, 1.0
+"""A step while somebody fetches, of an idle one: what the others may lose by it, and by storage as well, as the
+demonstration allows training. Storage has its guarantee in any case."""
 
 
 def goals(cells: Sequence[Cell], *, scenarios: Sequence[str], every: int) -> list[dict[str, Any]]:
@@ -52,7 +55,8 @@ def goals(cells: Sequence[Cell], *, scenarios: Sequence[str], every: int) -> lis
         figures = cell["figures"]
         if "joins" in cell["case"]:
             what = f"joiner  {cell['case']}: a step while somebody fetches, of an idle one"
-            entries.append(_entry(what, (figures["step"]["median"], ""), at_most=STEP))
+            most = STEP_BESIDE_STORAGE if "storage" in figures else STEP
+            entries.append(_entry(what, (figures["step"]["median"], ""), at_most=most))
         if "storage" in figures:
             what = f"joiner  {cell['case']}: storage, of its guarantee"
             entries.append(_entry(what, (figures["storage"]["median"], ""), at_least=STORAGE))

@@ -25,7 +25,6 @@ from integrations.volatile import gossip, outer
 from tools.bench.programs.conversation import Begun, Order, cpu_s, serve
 from tools.collectivesbench.programs.training import Task
 from tools.volatilebench.programs import tasks
-from tools.volatilebench.programs.trainings import missing
 from transport.settings import Settings
 from transport.volatile.group import Committed, VolatileGroup
 from transport.volatile.register import MemoryStore, Register
@@ -359,15 +358,10 @@ def check(order: Order, begun: Begun) -> Mapping[str, Any]:
     return {"value": value, "cpu_s": cpu_s() - begin_cpu_s}
 
 
-def lacks(order: Order, begun: Begun) -> Mapping[str, Any]:
-    """Which of `kinds` there are not."""
-    return {"lacks": [kind for kind in order["kinds"] if missing(kind)]}
-
-
 def main() -> None:
     """`python -m tools.volatilebench.programs.checks`: carry out orders until standard input ends."""
     torch.set_num_threads(1)
-    serve({"check": check, "lacks": lacks})
+    serve({"check": check})
 
 
 if __name__ == "__main__":

@@ -113,7 +113,7 @@ def _train(
             now_s = time.monotonic()
             counted = step % order["every"] == 0
             ends = step == order["steps"] or now_s > _until_s(order)
-            ends = (counted and training.late_anywhere(now_s - begin_s > order["seconds_max"])) or ends
+            ends = (counted and training.ends(step, late=now_s - begin_s > order["seconds_max"])) or ends
             if ends and not order["until"]:
                 training.end()
             met = training.last if order["each_meeting"] and training.last is not before else None

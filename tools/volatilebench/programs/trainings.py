@@ -20,6 +20,8 @@ from transport.volatile.group import Committed, VolatileGroup
 
 TIMEOUT = datetime.timedelta(seconds=120)
 """For starting together, and for an all-reduce: members on a busy machine load torch in 30 s."""
+END = "end"
+"""Of a job, in its store: the first step at which nobody goes on."""
 
 
 class Training(Protocol):
@@ -46,8 +48,8 @@ class Training(Protocol):
     def end(self) -> None:
         """All end at the same step: agree, where the algorithm has members agree on nothing before."""
 
-    def late_anywhere(self, late: bool) -> bool:
-        """Whether to end: all ranks of DDP end at the same step, others when they like."""
+    def ends(self, step: int, *, late: bool) -> bool:
+        """Whether to end at this step, of those after which this is asked, as soon as anybody is late."""
 
     def held(self) -> Tensor:
         """The parameters to evaluate: the global ones, where there are such."""
@@ -85,7 +87,7 @@ class Ddp:
     def end(self) -> None:
         """See `Training`."""
 
-    def late_anywhere(self, late: bool) -> bool:
+    def ends(self, step: int, *, late: bool) -> bool:
         """See `Training`."""
         shared = torch.tensor([float(late)])
         dist.all_reduce(shared)
@@ -106,6 +108,7 @@ class Volatile:
             options["optimizer"] = optimizer
         self._algorithm = getattr(volatile, order["kind"])(model.parameters(), **options)
         self.group: VolatileGroup | None = None
+        self._store: PrefixStore | None = None
 
     @property
     def last(self) -> Committed | None:
@@ -117,7 +120,8 @@ class Volatile:
     def together(self, order: Mapping[str, Any]) -> Iterator[None]:
         """See `Training`."""
         limits = {"members_min": order["members_min"], "join_timeout_s": TIMEOUT.total_seconds()}
-        with self._algorithm.join(volatile.torch_register(store_of(order)), name=order["name"], **limits) as group:
+        self._store = store_of(order)
+        with self._algorithm.join(volatile.torch_register(self._store), name=order["name"], **limits) as group:
             self.group = group
             yield
 
@@ -131,9 +135,12 @@ class Volatile:
         if "global" not in self._algorithm.state_dict():
             self._algorithm.finish()
 
-    def late_anywhere(self, late: bool) -> bool:
-        """See `Training`."""
-        return late
+    def ends(self, step: int, *, late: bool) -> bool:
+        """See `Training`. Whoever is late first says so in the store: those who are in step end the time after."""
+        assert self._store is not None, "a member asks while it is there"
+        if late and not self._store.check([END]):
+            self._store.set(END, str(step + 1))
+        return self._store.check([END]) and step >= int(self._store.get(END))
 
     def held(self) -> Tensor:
         """See `Training`."""
