@@ -16,12 +16,14 @@ class Algorithm:
         backend: of `torch.distributed`, for DDP; "" for the others.
         kind: its class in `integrations.volatile`; "" for DDP.
         options: its keyword arguments.
+        waits: members wait for each other, so all are at the same step, and none goes on alone before all have come.
     """
 
     name: str
     backend: str = ""
     kind: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
+    waits: bool = True
 
     def as_order(self) -> dict[str, Any]:
         """What a member is told."""
@@ -42,6 +44,6 @@ def competing(every: int) -> Sequence[Algorithm]:
         Algorithm(name="PartialMean", kind="PartialMean"),
         Algorithm(name="DDP hive", backend="hive"),
         Algorithm(name="StreamingDiLoCo", kind="StreamingDiLoCo", options=meeting),
-        Algorithm(name="AsyncDiLoCo", kind="AsyncDiLoCo", options=meeting),
+        Algorithm(name="AsyncDiLoCo", kind="AsyncDiLoCo", options=meeting, waits=False),
         Algorithm(name="A2CiD2", kind="A2CiD2", options={"every": 1}),
     )

@@ -62,7 +62,7 @@ class Crew:
         """
         job.mkdir()
         for rank, side in self.members.items():
-            side.tell(self.order(rank, job, members_min=len(self.members), **fields))
+            side.tell(self.order(rank, job, **fields))
         for side in self.members.values():
             side.begun(wait_s=wait_s)
         return [side.end(wait_s=wait_s) for side in self.members.values()]

@@ -54,8 +54,13 @@ def curve(record: Record) -> list[Point]:
         Series(tuple(line["t_s"] for line in each), tuple(line["sent_bytes"] - each[0]["sent_bytes"] for line in each))
         for each in lines.values()
     ]
+    made = [
+        Series(tuple(line["t_s"] for line in each), tuple(line.get("step", 0) for line in each))
+        for each in lines.values()
+    ]
     for line in sorted(_kept(lines), key=lambda line: float(line["t_s"])):
-        tokens = line["step"] * record["tokens"] * len(lines)
+        done = line["step"] * len(lines) if record["waits"] else sum(each.at(line["t_s"]) for each in made)
+        tokens = done * record["tokens"]
         sent_bytes = sum(one.at(line["t_s"]) for one in sent)
         found.append(Point(tokens, line["t_s"] - begin_s, sent_bytes, record["losses"][line["kept"]]))
     if not found:

@@ -83,6 +83,7 @@ def _train(run: Run, crew: Crew, algorithm: Algorithm, task: str, seed: int) -> 
         step_s=0.0,
         seconds_max=settings.training_s_max,
         until="",
+        members_min=network.ranks if algorithm.waits else 1,
         each_meeting=False,
         snapshot_every=1,
     )
@@ -97,6 +98,7 @@ def _train(run: Run, crew: Crew, algorithm: Algorithm, task: str, seed: int) -> 
         case=network.name,
         task=task,
         tokens=TOKENS[task],
+        waits=algorithm.waits,
         repetition=seed,
         network=asdict(network),
         machine=used,

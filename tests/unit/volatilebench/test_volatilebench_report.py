@@ -37,7 +37,8 @@ def training(contender: str, losses: list[float], *, seed: int = 0, bytes_a_meet
     kept = {f"{number}.pt": loss for number, loss in enumerate(losses, 1)}
     return {
         "kind": "loss", "scenario": "loss", "case": NETWORK.name, "task": "transformer", "contender": contender,
-        "repetition": seed, "tokens": TOKENS, "lines": lines, "losses": kept, "ranks": [{"cpu_s": 2.0}] * 4,
+        "repetition": seed, "tokens": TOKENS, "waits": True, "lines": lines, "losses": kept,
+        "ranks": [{"cpu_s": 2.0}] * 4,
     }  # fmt: skip
 
 
@@ -94,6 +95,12 @@ RECORDS: list[dict[str, Any]] = [
 def test_a_curve_counts_all_workers_tokens_and_bytes() -> None:
     points = figures.curve(training("DiLoCo", [3.0, 2.0]))
     assert points == [(4000.0, 1.0, 4000.0, 3.0), (8000.0, 2.0, 8000.0, 2.0)]
+
+
+def test_members_that_do_not_wait_have_trained_what_each_has() -> None:
+    record = training("AsyncDiLoCo", [3.0, 2.0]) | {"waits": False}
+    del record["lines"]["h3"][2]  # it was at step 10 when it ended
+    assert [point.tokens for point in figures.curve(record)] == [4000.0, 7000.0]
 
 
 def test_losses_are_compared_after_as_many_tokens() -> None:
