@@ -11,7 +11,8 @@ Definitions
   A step that torchrun did twice counts once.
 - loss_gap: the loss at the last commit under churn, divided by the undisturbed one after as many tokens, less 1.
 - diverged: commits of which two members wrote down different digests or weights.
-- longest_s: the longest time between two commits.
+- longest_s: the longest time between two commits. join_s: the median from asking to join to being a member, of those
+  that came back.
 - fetching: median of the steps that overlap a fetch, divided by the median step without storage and joiner. mean: of
   all those steps' time, the same. storage: its bytes through the router in the block by its guarantee.
 - A figure of a cell is the median over its repetitions, with the smallest and the largest.
@@ -104,6 +105,9 @@ def churn(record: Record, undisturbed: Record) -> dict[str, float]:
     found = {"goodput": tokens / (rate * live), "rate": rate, "tokens": tokens}
     ends_s = [record["begin_s"], *sorted({t_s for t_s, _ in _commits(record).values()}), record["begin_s"] + seconds]
     found["longest_s"] = max(after - before for before, after in pairwise(ends_s))
+    joined = [line for each in record["lines"].values() for line in each if "asked_s" in line]
+    if back := [line["t_s"] - line["asked_s"] for line in joined if line["asked_s"] > record["begin_s"]]:
+        found["join_s"] = statistics.median(back)
     if record["losses"]:
         found["diverged"] = float(len(diverged(record)))
         found["compared"] = float(len(_told(record)))

@@ -129,6 +129,7 @@ SECTIONS: Mapping[str, tuple[str, Sequence[Column]]] = {
             ("diverged", figure("diverged")),
             ("of commits", figure("compared", digits=6)),
             ("longest s without one", figure("longest_s")),
+            ("s to come back", figure("join_s")),
             ("tokens/s a member, undisturbed", figure("rate", digits=4)),
         ),
     ),

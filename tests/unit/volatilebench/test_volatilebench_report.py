@@ -117,7 +117,9 @@ def test_goodput_is_of_what_the_living_could_have_trained() -> None:
     record = churn([(float(t_s), 3 if 20 <= t_s < 40 else 4) for t_s in range(1, 101)], disturbed=True)
     assert figures.churn(record, undisturbed)["goodput"] == pytest.approx(1.0)
     late = churn([(float(t_s), 4) for t_s in range(1, 101) if not 20 <= t_s < 40], disturbed=True)
+    late["lines"]["h1"].append({"joined": True, "asked_s": 141.0, "t_s": 145.0})
     found = figures.churn(late, undisturbed)
+    assert found["join_s"] == pytest.approx(4.0)
     assert found["goodput"] == pytest.approx(320 / 380)
     assert found["longest_s"] == pytest.approx(21.0)
 

@@ -15,9 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tools.volatilebench.programs import tasks
 
-TIMEOUT_S = 10.0
-"""Of an all-reduce, and so until a peer that is cut off is noticed. A step takes a fraction of a second; starting
-together is torchrun's own matter, and comes before."""
+START = datetime.timedelta(seconds=60)
+"""Until all have loaded torch."""
+TIMEOUT = datetime.timedelta(seconds=10)
+"""Of an all-reduce, and so until a peer that is cut off is noticed: a step takes a fraction of a second."""
 CHECKPOINT = "checkpoint.pt"
 
 
@@ -31,7 +32,7 @@ def main() -> None:
     parser.add_argument("--name", required=True)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=TIMEOUT_S))
+    dist.init_process_group("gloo", timeout=START)
     train(options)
 
 
@@ -47,7 +48,7 @@ def train(options: argparse.Namespace) -> None:
         task.model.load_state_dict(held["model"])
         optimizer.load_state_dict(held["optimizer"])
     dist.barrier()  # nobody trains, and so nobody replaces the checkpoint, before all have read it
-    model = DistributedDataParallel(task.model)
+    model = DistributedDataParallel(task.model, process_group=dist.new_group(timeout=TIMEOUT))
     with (options.folder / f"{options.name}.jsonl").open("a", encoding="utf-8") as out:
         out.write(json.dumps({"joined": True, "t_s": time.monotonic(), "world": world}) + "\n")
         out.flush()

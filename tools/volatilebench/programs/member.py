@@ -96,10 +96,11 @@ def _train(
     order: Order, task: Task, optimizer: torch.optim.Optimizer, training: Training, begun: Begun, out: TextIO
 ) -> None:
     """From joining to the end."""
+    asked_s = time.monotonic()
     with training.together(order):
         begun()
         begin_s = time.monotonic()
-        _write(out, joined=True, t_s=begin_s, sent_bytes=_sent_bytes())
+        _write(out, joined=True, asked_s=asked_s, t_s=begin_s, sent_bytes=_sent_bytes())
         losses: list[float] = []
         for step in range(1, order["steps"] + 1):
             step_end_s, before = time.monotonic() + order["step_s"], training.last
