@@ -7,8 +7,8 @@ Definitions
 - end_loss: of a curve's last point. same_loss: at the last number of tokens that the reference's curve has, too,
   divided by the reference's there: above 1 is worse. seconds, sent_bytes: at that number of tokens.
 - goodput: tokens of committed steps from the begin to the end, divided by what the live members could have trained at
-  the undisturbed rate. A member is live where its process is there, its link is up and the register can be reached.
-  A step that torchrun did twice counts once.
+  the undisturbed rate (up to its last commit). A member is live where its process is there, its link is up and the
+  register can be reached. A step that torchrun did twice counts once.
 - loss_gap: the loss at the last commit under churn, divided by the undisturbed one after as many tokens, less 1.
 - diverged: commits of which two members wrote down different digests or weights.
 - longest_s: the longest time between two commits. join_s: the median from asking to join to being a member, of those
@@ -99,7 +99,8 @@ def beside(mine: Sequence[Point], reference: Sequence[Point]) -> dict[str, float
 def churn(record: Record, undisturbed: Record) -> dict[str, float]:
     """The figures of a run under churn, beside the same program's undisturbed one."""
     ranks = len(record["network"]["links_bits_per_s"])
-    rate = committed_tokens(undisturbed) / (ranks * undisturbed["seconds"])
+    last_s = max(at_s for at_s, _ in timeline(undisturbed) if at_s <= undisturbed["seconds"])
+    rate = committed_tokens(undisturbed) / (ranks * last_s)
     tokens, seconds = committed_tokens(record), record["seconds"]
     live = live_s(record["outages"], ranks, seconds)
     found = {"goodput": tokens / (rate * live), "rate": rate, "tokens": tokens}
