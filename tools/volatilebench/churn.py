@@ -97,7 +97,7 @@ def _members(
     every, order = settings.churn_every, algorithm.as_order()
     order |= {"options": {"every": every}, "task": TASK, "seed": SEED, "every": every, "steps": 10**9}
     order |= {"step_s": settings.step_s, "seconds_max": math.inf, "snapshot_every": SNAPSHOT_EVERY}
-    order |= {"each_meeting": True, "members_min": 1}
+    order |= {"each_meeting": True, "members_min": 1, "gather": 0}
     order["until"] = str(job / UNTIL)
     for rank, side in crew.members.items():
         side.tell(crew.order(rank, job, **order))

@@ -83,7 +83,8 @@ def _train(run: Run, crew: Crew, algorithm: Algorithm, task: str, seed: int) -> 
         step_s=0.0,
         seconds_max=settings.training_s_max,
         until="",
-        members_min=network.ranks if algorithm.waits else 1,
+        members_min=network.ranks,
+        gather=0 if algorithm.waits else network.ranks,
         each_meeting=False,
         snapshot_every=1,
     )

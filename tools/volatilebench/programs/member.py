@@ -50,9 +50,9 @@ class Member:
 
         Args:
             order: `backend`, or `kind` and `options` of the algorithm; `store` (host, port), `job`; `rank`, `world`,
-                `name`, `members_min`; `task`, `seed`, `every`, `steps`, `step_s`, `seconds_max`; `until`, a file that
-                says when to end, which may come later, or ""; `record`, `each_meeting`; `snapshots` (a folder),
-                `snapshot_every`.
+                `name`, `members_min`; `gather`, how many to wait for after `every` steps, or 0; `task`, `seed`,
+                `every`, `steps`, `step_s`, `seconds_max`; `until`, a file that says when to end, which may come later,
+                or ""; `record`, `each_meeting`; `snapshots` (a folder), `snapshot_every`.
         """
         begin_cpu_s = cpu_s()
         task = tasks.task_of(order["task"], order["seed"])
@@ -115,6 +115,8 @@ def _train(
             counted = step % order["every"] == 0
             ends = step == order["steps"] or now_s > _until_s(order)
             ends = (counted and training.ends(step, late=now_s - begin_s > order["seconds_max"])) or ends
+            if step == order["every"] and order["gather"]:
+                training.gather(order["gather"])  # a member lets others in when it meets, so not before
             if ends and not order["until"]:
                 training.end()
             met = training.last if order["each_meeting"] and training.last is not before else None

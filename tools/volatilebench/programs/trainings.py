@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -20,6 +21,8 @@ from transport.volatile.group import Committed, VolatileGroup
 
 TIMEOUT = datetime.timedelta(seconds=120)
 """For starting together, and for an all-reduce: members on a busy machine load torch in 30 s."""
+HERE, POLL_S = "here", 0.05
+"""How many of a job have joined, in its store; and how often to look."""
 END = "end"
 """Of a job, in its store: the first step at which nobody goes on."""
 
@@ -47,6 +50,9 @@ class Training(Protocol):
 
     def end(self) -> None:
         """All end at the same step: agree, where the algorithm has members agree on nothing before."""
+
+    def gather(self, members: int) -> None:
+        """Go on when so many have joined; RuntimeError where they do not come in time."""
 
     def ends(self, step: int, *, late: bool) -> bool:
         """Whether to end at this step, of those after which this is asked, as soon as anybody is late."""
@@ -87,6 +93,9 @@ class Ddp:
     def end(self) -> None:
         """See `Training`."""
 
+    def gather(self, members: int) -> None:
+        """See `Training`. They have met when they began."""
+
     def ends(self, step: int, *, late: bool) -> bool:
         """See `Training`."""
         shared = torch.tensor([float(late)])
@@ -123,6 +132,7 @@ class Volatile:
         self._store = store_of(order)
         with self._algorithm.join(volatile.torch_register(self._store), name=order["name"], **limits) as group:
             self.group = group
+            self._store.add(HERE, 1)
             yield
 
     def step(self, tokens: int) -> AbstractContextManager[None]:
@@ -134,6 +144,15 @@ class Volatile:
         """See `Training`."""
         if "global" not in self._algorithm.state_dict():
             self._algorithm.finish()
+
+    def gather(self, members: int) -> None:
+        """See `Training`."""
+        assert self._store is not None, "a member asks while it is there"
+        due_s = time.monotonic() + TIMEOUT.total_seconds()
+        while (here := self._store.add(HERE, 0)) < members:
+            if time.monotonic() > due_s:
+                raise RuntimeError(f"only {here} of {members} members have joined")
+            time.sleep(POLL_S)
 
     def ends(self, step: int, *, late: bool) -> bool:
         """See `Training`. Whoever is late first says so in the store: those who are in step end the time after."""
