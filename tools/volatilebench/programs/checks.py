@@ -208,14 +208,14 @@ class _Dropping:
     def __init__(self, group: VolatileGroup, dice: np.random.Generator) -> None:
         self._group, self._dice, self.member = group, dice, group.member
 
-    def all_reduce(self, mean: torch.Tensor) -> Committed:
+    def all_reduce(self, mean: torch.Tensor, *, quorum: int = 0) -> Committed:
         """The mean of those that are left, and who they are."""
         members = self._group.view.members
         drawn = self._dice.random(len(members)) >= DROPPED
         left = tuple(one for one, stays in zip(members, drawn, strict=True) if stays) or members
         if self.member not in left:
             mean.zero_()
-        committed = self._group.all_reduce(mean)
+        committed = self._group.all_reduce(mean, quorum=quorum)
         mean.mul_(len(members) / len(left))
         return replace(committed, members=left)
 
