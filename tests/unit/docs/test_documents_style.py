@@ -15,7 +15,7 @@ TOLERATED: dict[str, int] = {}
 """Sentences beyond the limit that a page still has. The numbers only ever get smaller."""
 README_LINES_MAX = 120
 README_COLUMNS_MAX = 80
-WORDS_MAX = 28_500
+WORDS_MAX = 29_000
 """Of every page at the root and below docs/ but the log, without tables made from the code. Borders of tables count."""
 
 PAGES = [pytest.param(page, id=name_of(page)) for page in current_pages()]
