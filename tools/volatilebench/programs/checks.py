@@ -33,6 +33,7 @@ TASK = "small transformer"
 SETTINGS = Settings(listen="127.0.0.1", broker="off", job_secret=b"checks-only-secret-of-this-run")
 MEMBER_S_MAX = 600.0
 """A member's thread that takes longer hangs."""
+LOOK_S = 0.02
 FEW_STEPS = 10
 RATE = 0.05
 """Of SGD, where there is no AdamW: the loss falls by a third in FEW_STEPS steps."""
@@ -119,8 +120,8 @@ class Members:
             RuntimeError: one of them failed or hangs.
         """
         due_s = time.monotonic() + MEMBER_S_MAX
-        for thread in self._threads:
-            thread.join(max(0.0, due_s - time.monotonic()))
+        while any(thread.is_alive() for thread in self._threads) and not self._errors and time.monotonic() < due_s:
+            time.sleep(LOOK_S)
         if self._errors:
             raise RuntimeError("a member failed") from self._errors[0]
         if any(thread.is_alive() for thread in self._threads):
