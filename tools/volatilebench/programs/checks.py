@@ -16,12 +16,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from integrations.volatile.a2cid2 import approach, exchanged
-from integrations.volatile.fragments import Fragment
 from torch import nn
 
 from integrations import volatile
 from integrations.volatile import gossip, outer
+from integrations.volatile.a2cid2 import approach, exchanged
+from integrations.volatile.fragments import Fragment
 from tools.bench.programs.conversation import Begun, Order, cpu_s, serve
 from tools.collectivesbench.programs.training import Task
 from tools.volatilebench.programs import tasks
@@ -155,7 +155,7 @@ def loss_of(make: Make, members: int, seed: int, steps: int) -> float:
     return tasks.evaluated(TASK, trained(make, members, seed, steps), seed)
 
 
-def diloco(every: int, **options: float) -> Make:
+def diloco(every: int, **options: Any) -> Make:
     """DiLoCo as it is, but for these."""
     return lambda model: volatile.DiLoCo(model.parameters(), every=every, **options)
 
