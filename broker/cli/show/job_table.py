@@ -20,6 +20,7 @@ LINKS_SHOWN = 30
 FINE_S = 0.5
 """What is waited for shorter than this is a step as it should be."""
 COMMITS_SHOWN = 3
+"""Members may be a step apart; one more shows that they agreed before."""
 
 
 def render(document: Mapping[str, Any]) -> RenderableType:
