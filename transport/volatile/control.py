@@ -457,8 +457,6 @@ class Control:
     def _adopt(self, before: View | None) -> None:
         """Work in the state's view, a new one, over its connections. `changed` is held."""
         view = self.view
-        if self._report is not None:
-            self.mesh.group.describe(self._report.document)
         _log.info("epoch %d after step %d: %s", view.epoch, view.base_step, described(view))
         self._end_steps()
         if view.mesh != self.mesh.number:
@@ -467,6 +465,8 @@ class Control:
                 return
             self.mesh.close_soon()
             self.mesh, self._next = self._next, None
+        if self._report is not None:
+            self.mesh.group.describe(self._report.document)
         if self.member in view.workers:
             self.group = self.mesh.subgroup(view.workers, f"{view.epoch}")
         known = before.members if before is not None else ()
