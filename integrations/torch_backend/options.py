@@ -73,10 +73,13 @@ class HiveOptions(Backend.Options):
         *,
         priority: str | Priority | None = None,
         compression: str = "",
+        gather_compression: str = "",
         timeout: timedelta = default_pg_timeout,
     ) -> None:
         super().__init__("hive", timeout)
-        self.of_group = GroupOptions.parse({"priority": priority, "compression": compression})
+        self.of_group = GroupOptions.parse(
+            {"priority": priority, "compression": compression, "gather_compression": gather_compression}
+        )
 
 
 def _priority_of(name: object) -> Priority:

@@ -18,9 +18,9 @@ def test_every_priority_has_a_name_and_none_is_the_default() -> None:
 
 
 def test_the_options_that_a_device_mesh_takes_say_the_same() -> None:
-    options = HiveOptions(priority="activation gradient", compression="int8")
+    options = HiveOptions(priority="activation gradient", compression="int8", gather_compression="bfloat16")
     assert isinstance(options, Backend.Options)
-    assert GroupOptions.parse(options) == GroupOptions(Priority.ACTIVATION_GRADIENT, "int8")
+    assert GroupOptions.parse(options) == GroupOptions(Priority.ACTIVATION_GRADIENT, "int8", "bfloat16")
     with pytest.raises(MisuseError, match="not 'urgent'"):
         HiveOptions(priority="urgent")
 
