@@ -224,7 +224,9 @@ def _of_torch(tensor: Any, *, writable: bool) -> TensorView:
         memory = memory.clone()
 
     def unpack() -> None:
-        source.copy_(memory)
+        # The caller may be in inference mode, and this thread is not: torch lets nobody else write its tensors.
+        with torch.inference_mode(source.is_inference()):
+            source.copy_(memory)
 
     return TensorView(_bytes_at(memory), dtype=name, shape=shape, owner=memory, unpack=unpack)
 

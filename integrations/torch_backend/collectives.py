@@ -86,12 +86,13 @@ class Collectives(Operations):
             raise MisuseError("a sparse all-reduce sums tensors on the CPU")
         mine = tensor.detach().coalesce()
         size = self.group.size
-        counts = torch.zeros(size, dtype=torch.int64)
-        self.all_gather_single([counts], [torch.tensor([mine.values().shape[0]])], timeout_s=timeout_s).wait()
+        counts = torch.zeros(size, dtype=torch.int64, device="cpu")
+        own_count = torch.tensor([mine.values().shape[0]], device="cpu")
+        self.all_gather_single([counts], [own_count], timeout_s=timeout_s).wait()
 
         entry_shape = mine.values().shape[1:]
-        indices = [torch.empty((mine.sparse_dim(), int(count)), dtype=torch.int64) for count in counts]
-        values = [torch.empty((int(count), *entry_shape), dtype=mine.dtype) for count in counts]
+        indices = [mine.indices().new_empty((mine.sparse_dim(), int(count))) for count in counts]
+        values = [mine.values().new_empty((int(count), *entry_shape)) for count in counts]
         indices[self.group.rank].copy_(mine.indices())
         values[self.group.rank].copy_(mine.values())
         prepared = [
@@ -100,7 +101,7 @@ class Collectives(Operations):
 
         def add_up() -> None:
             total = torch.sparse_coo_tensor(torch.cat(indices, 1), torch.cat(values), mine.shape)
-            with torch.no_grad():
+            with torch.inference_mode(tensor.is_inference()), torch.no_grad():  # as in `Staged.bring_back`
                 tensor.copy_(total.coalesce())
 
         return self.launch("sparse all-reduce", [], prepared, result=[tensor], timeout_s=timeout_s, finish=add_up)

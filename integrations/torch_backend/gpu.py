@@ -56,7 +56,7 @@ class Cuda:
         return _cuda.Stream(device=device)
 
     def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
-        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
         with torch.cuda.stream(stream):

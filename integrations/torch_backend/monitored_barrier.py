@@ -63,7 +63,7 @@ def barrier(collectives: Collectives, *, timeout_s: float | None, wait_all_ranks
     if missing:
         names = f"Ranks {', '.join(map(str, missing))}" if len(missing) > 1 else f"Rank {missing[0]}"
         raise TimedOutError(f"{names} failed to pass monitoredBarrier", timeout_s=limit_s)
-    word = torch.tensor([number])
+    word = torch.tensor([number], device="cpu")
     replies = [group.send(word, rank, TAG, priority=Priority.CONTROL) for rank in range(1, group.size)]
     for reply in replies:
         reply.wait()
@@ -74,7 +74,7 @@ def _report(collectives: Collectives, limit_s: float) -> None:
     number = collectives.next_monitored_barrier()
     give_up_s = time.monotonic() + limit_s + _GRACE_S
     try:
-        group.send(torch.tensor([number]), 0, TAG, timeout_s=limit_s, priority=Priority.CONTROL).wait()
+        group.send(torch.tensor([number], device="cpu"), 0, TAG, timeout_s=limit_s, priority=Priority.CONTROL).wait()
         _hear(collectives, 0, number, give_up_s=give_up_s)
     except TimedOutError as error:
         raise TransportError(
@@ -90,7 +90,7 @@ def _hear(collectives: Collectives, rank: int, number: int, *, give_up_s: float)
         PeerError: it has called this more often.
         HiveError: nothing came.
     """
-    word = torch.zeros(1, dtype=torch.int64)
+    word = torch.zeros(1, dtype=torch.int64, device="cpu")
     while int(word) < number:
         collectives.group.recv(word, rank, TAG, timeout_s=max(give_up_s - time.monotonic(), 0.001)).wait()
     if int(word) > number:

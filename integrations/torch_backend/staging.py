@@ -49,11 +49,13 @@ class Staged:
             if plain:
                 self.memory = source
             else:
-                self.memory = torch.empty(source.shape, dtype=source.dtype)
+                self.memory = torch.empty(source.shape, dtype=source.dtype, device="cpu")
                 if read:
                     self.memory.copy_(source)
         elif (gpu := GPUS.get(source.device.type)) is not None:
             self._gpu = gpu
+            if read:  # of one that is lazily conjugated torch would conjugate the host's copy before that has come
+                source = source.resolve_conj().resolve_neg()
             self._called = gpu.current_stream(source.device).record_event()
             self.memory = gpu.pinned(source)
             if read:
@@ -101,14 +103,16 @@ class Staged:
         """Bring what was received to the tensor. Returns what to wait for; None where it is there already."""
         if self.in_place:
             return None
-        if self._gpu is None:
-            self.tensor.copy_(self.memory)
-            return None
-        self.until_ready()  # who is alone in a group has sent nothing, and waited for none of it
-        self._called.synchronize()
-        stream = _stream_of(self._gpu, self.tensor.device, _Way.FROM_HOST)
-        self._gpu.copy(self.tensor, self.memory, stream)
-        return stream.record_event()
+        # The caller's thread may be in inference mode, and this one is not: torch lets nobody else write its tensors.
+        with torch.inference_mode(self.tensor.is_inference()):
+            if self._gpu is None:
+                self.tensor.copy_(self.memory)
+                return None
+            self.until_ready()  # who is alone in a group has sent nothing, and waited for none of it
+            self._called.synchronize()
+            stream = _stream_of(self._gpu, self.tensor.device, _Way.FROM_HOST)
+            self._gpu.copy(self.tensor, self.memory, stream)
+            return stream.record_event()
 
 
 class InPieces:

@@ -28,12 +28,15 @@ class GpuTensor(torch.Tensor):
             cls, values.shape, dtype=values.dtype, strides=values.stride(), device=torch.device("cuda:0")
         )
         made.values = values
+        torch._C._set_conj(made, values.is_conj())  # type: ignore[attr-defined]
         return made
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.detach.default:
             return args[0]
+        if func is torch.ops.aten.clone.default:
+            return cls(args[0].values.resolve_conj())
         if func in (torch.ops.aten.view.default, torch.ops.aten.split.Tensor):
             found = func(args[0].values, *args[1:])
             return cls(found) if isinstance(found, torch.Tensor) else [cls(one) for one in found]
@@ -92,7 +95,9 @@ class LazyGpu:
         return torch.full(tensor.shape, 99, dtype=tensor.dtype)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: LazyStream) -> None:
-        stream.do(lambda: _place(_values(target), _values(source)))
+        bits = _values(source).conj() if source.is_conj() else _values(source)  # as a copy that does not block has it
+        mode = torch.is_inference_mode_enabled()  # torch looks at the call, not when the copy is made
+        stream.do(lambda: _place(_values(target), bits, inference=mode))
 
     def finish_everything(self) -> None:
         for stream in self.streams:
@@ -104,5 +109,6 @@ def _values(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.values if isinstance(tensor, GpuTensor) else tensor
 
 
-def _place(target: torch.Tensor, source: torch.Tensor) -> None:
-    target.copy_(source)
+def _place(target: torch.Tensor, source: torch.Tensor, *, inference: bool) -> None:
+    with torch.inference_mode(inference):
+        target.copy_(source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -59,6 +60,28 @@ def test_a_parameter_that_requires_grad_is_written_without_autograd_noticing() -
     assert tensor.grad_fn is None
 
 
+def finished_elsewhere(staged: Staged) -> None:
+    """Finish as an operation does, on a thread that is not the caller's; what it raises there is raised here."""
+    with ThreadPoolExecutor(1) as other:
+        other.submit(finish_all, [staged]).result()
+
+
+def test_a_tensor_of_inference_mode_is_written_by_the_thread_that_finishes() -> None:
+    with torch.inference_mode():
+        tensor = torch.zeros(4, 2).t()
+        staged = Staged(tensor, read=True, write=True)
+        staged.memory.fill_(3)
+        finished_elsewhere(staged)
+        assert tensor.eq(3).all()
+
+
+def test_torchs_default_device_does_not_decide_where_tensors_are_staged() -> None:
+    tensor = torch.arange(12.0).view(3, 4).t()
+    with torch.device("meta"):
+        staged = Staged(tensor, read=True, write=True)
+        assert staged.memory.device.type == "cpu"
+
+
 @pytest.mark.parametrize("shape", [(), (0,), (0, 3)])
 def test_no_dimensions_and_no_elements_are_fine(shape: tuple[int, ...]) -> None:
     tensor = torch.ones(shape, dtype=torch.bfloat16)
@@ -88,6 +111,23 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> LazyGpu:
 
 def zeros() -> GpuTensor:
     return GpuTensor(torch.zeros(3))
+
+
+def test_of_a_lazily_conjugated_gpu_tensor_the_values_are_sent(gpu: LazyGpu) -> None:
+    conjugated = torch.complex(torch.arange(3.0), torch.ones(3)).conj()
+    staged = Staged(GpuTensor(conjugated), read=True, write=False)
+    staged.until_ready()
+    assert torch.equal(staged.memory, conjugated.resolve_conj())
+
+
+def test_a_gpu_tensor_of_inference_mode_is_written_by_the_thread_that_finishes(gpu: LazyGpu) -> None:
+    with torch.inference_mode():
+        tensor = zeros()
+        assert tensor.is_inference()
+        staged = Staged(tensor, read=False, write=True)
+        staged.memory.fill_(3)
+        finished_elsewhere(staged)
+        assert tensor.values.eq(3).all()
 
 
 def test_what_is_sent_are_the_values_that_the_callers_stream_was_still_to_compute(gpu: LazyGpu) -> None:

@@ -7,6 +7,7 @@ import gc
 import subprocess
 import sys
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,16 @@ def test_a_lazily_conjugated_torch_tensor_is_sent_as_its_value_and_received_into
     view.data[:] = np.array([5j, 6], "c8").tobytes()
     view.write_back()
     assert tensor.resolve_conj().tolist() == [5j, 6]
+
+
+def test_a_packed_tensor_of_inference_mode_is_received_into_on_the_transports_thread():
+    with torch.inference_mode():
+        tensor = torch.zeros(4, 4)[:, 0]
+        view = TensorView.of(tensor, writable=True)
+        view.data[:] = np.ones(4, "f4").tobytes()
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(view.write_back).result()
+        assert tensor.tolist() == [1, 1, 1, 1]
 
 
 def test_a_parameter_that_requires_a_gradient_is_received_into():

@@ -347,3 +347,14 @@ def sparse_tensors_add_up(rank: int, size: int) -> None:
         expected[r, 0] += 1
         expected[0, 1] += 2
     same(tensor.to_dense(), expected)
+
+
+@check
+def tensors_of_inference_mode_are_reduced_dense_or_sparse(rank: int, size: int) -> None:
+    with torch.inference_mode():
+        strided = data(rank, 4, 2).t()
+        dist.all_reduce(strided)
+        same(strided + 0, everybody(size, 4, 2).sum(0).t())
+        sparse = torch.sparse_coo_tensor([[0]], torch.tensor([1.0]), (2,))
+        dist.all_reduce(sparse)
+        same(sparse.to_dense(), torch.tensor([float(size), 0.0]))
