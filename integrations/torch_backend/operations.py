@@ -261,7 +261,8 @@ class Operations:
             try:
                 begin()
             except Exception as error:  # noqa: BLE001 - nobody else hears of it on this thread, and the work must end
-                work.fail(error)
+                closed = isinstance(error, MisuseError) and self._closed.locked()  # while the input was on its way
+                work.fail(CancelledError(f"{work.what}: the process group was closed") if closed else error)
                 return
             if pieces is not None:
                 pieces.follow()
@@ -269,8 +270,9 @@ class Operations:
         def failed(error: Exception) -> None:
             """Its input never became ready (the GPU failed): our next operation must not be taken for this one."""
             work.fail(error)
-            for _ in () if callable(start) else start:
-                self.group.give_up(f"{work.what}: its input could not be read: {error}")
+            with contextlib.suppress(MisuseError):  # as in `give_up`
+                for _ in () if callable(start) else start:
+                    self.group.give_up(f"{work.what}: its input could not be read: {error}")
 
         pending = [one for one in staged if one.pending]
         until_ready = (lambda: until_all_ready(pending)) if pending else None

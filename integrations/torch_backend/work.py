@@ -116,8 +116,10 @@ class HiveWork(dist.Work):
         limit_s = timeout.total_seconds()
         give_up_s = time.monotonic() + limit_s if limit_s > 0 else math.inf
         if not wait_until(self._ended, give_up_s):
+            # All that keeps an operation from beginning, its own or one before it.
+            what = self.what if self._expected else f"{self.what}, waiting for tensors of this rank on their devices"
             raise as_torch_error(
-                TimedOutError(self.what, timeout_s=limit_s, bytes_done=self.bytes_done, bytes_total=self.bytes_total)
+                TimedOutError(what, timeout_s=limit_s, bytes_done=self.bytes_done, bytes_total=self.bytes_total)
             )
         if self._outcome.error is not None:
             raise as_torch_error(self._outcome.error)

@@ -164,14 +164,17 @@ class Executor(abc.ABC):
         self._stop()
 
     def time_out(self) -> None:
-        """Its deadline has passed: name the ranks that it waits for."""
+        """Its deadline has passed: name the ranks that it waits for, and the own tensor where that is missing."""
         if self._refusal is not None:
             self.fail(self._refusal)
             return
-        waiting = ", ".join(str(rank) for rank in sorted(self._waiting_for())) or "nobody"
+        ranks = ", ".join(str(rank) for rank in sorted(self._waiting_for()))
+        waiting = [f"rank {ranks}"] if ranks else []
+        if self.call.partial is not None and not self.call.partial.is_whole:
+            waiting.append("this rank's own tensor, which has not come from its device")
         self.fail(
             TimedOutError(
-                f"{self.work.what}, waiting for rank {waiting}",
+                f"{self.work.what}, waiting for {' and '.join(waiting) or 'nobody'}",
                 timeout_s=self._timeout_s,
                 bytes_done=self.work.bytes_done,
                 bytes_total=self.work.bytes_total,

@@ -30,6 +30,11 @@ class PartialInput:
         """The first address that may not be touched yet, and the one behind the last."""
         return self._address + self._ready_bytes, self._address + self._nbytes
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it is there."""
+        return self._ready_bytes >= self._nbytes
+
     def reached(self, ready_bytes: int) -> None:
         """So much of it is there."""
         self._ready_bytes = ready_bytes

@@ -28,7 +28,7 @@ class GpuTensor(torch.Tensor):
             cls, values.shape, dtype=values.dtype, strides=values.stride(), device=torch.device("cuda:0")
         )
         made.values = values
-        torch._C._set_conj(made, values.is_conj())  # type: ignore[attr-defined]
+        torch._C._set_conj(made, values.is_conj())
         return made
 
     @classmethod

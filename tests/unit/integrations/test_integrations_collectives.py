@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from lazy_gpu import GpuTensor, LazyGpu, StuckError
 from patience import wait_until
 
 import transport
-from hive_qos.errors import ConnectionLostError, MisuseError
+from hive_qos.errors import CancelledError, ConnectionLostError, MisuseError, TimedOutError
 from integrations.torch_backend import collectives as collectives_module
 from integrations.torch_backend import operations, staging
 from integrations.torch_backend.collectives import Collectives
@@ -321,3 +322,25 @@ def test_a_gpu_that_fails_behind_the_first_piece_fails_the_collective_and_not_th
     collectives.allreduce([torch.ones(1)], SUM)
     wait_until(lambda: len(group.works) == 2)
     assert str(partials[0].failure) == "an illegal address"
+
+
+def test_of_an_operation_whose_input_is_on_its_way_a_wait_says_so_and_closing_cancels_it(
+    collectives: Collectives, group: FakeGroup, gpu: LazyGpu
+) -> None:
+    computing = threading.Event()
+
+    def closed(_prepared: list[Call]) -> None:
+        raise MisuseError("group 0 has been closed")
+
+    gpu.caller.do(lambda: computing.wait(30))
+    work = collectives.allreduce([GpuTensor(torch.ones(1))], SUM)
+    behind = collectives.allreduce([torch.ones(1)], SUM)
+    for one in (work, behind):
+        with pytest.raises(TimedOutError, match="waiting for tensors of this rank on their devices"):
+            one.wait(timedelta(seconds=0.01))
+    group.on_start = closed
+    collectives.close()
+    computing.set()
+    for one in (work, behind):
+        with pytest.raises(CancelledError, match="the process group was closed"):
+            one.wait()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from patience import wait_until
 
-from hive_qos.errors import CancelledError
+from hive_qos.errors import CancelledError, TimedOutError
 from transport import Group, ReduceOp, Work
 from transport.collectives import calls
 from transport.collectives.algorithms.registry import ALGORITHMS
@@ -33,9 +34,9 @@ class Arriving:
         self.tensor[first : first + elems] = 1
         self.partial.reached(4 * (first + elems))
 
-    def allreduce(self, group: Group, compression: str = "") -> Work:
+    def allreduce(self, group: Group, compression: str = "", *, timeout_s: float | None = None) -> Work:
         call = calls.allreduce(group.site, self.tensor, ReduceOp.SUM, group.compression(compression, "a name"))
-        return group.start([replace(call, partial=self.partial)])[0]
+        return group.start([replace(call, partial=self.partial)], timeout_s=timeout_s)[0]
 
 
 @pytest.mark.parametrize("algorithm", ["", *ALGORITHMS[Operation.ALLREDUCE]])
@@ -84,3 +85,24 @@ def test_input_that_never_comes_fails_the_collective_on_every_rank_and_the_next_
             one.wait(30)
     results = world.results(lambda group: [tensor := np.ones(3), group.allreduce(tensor).wait(30)])
     assert [result[0].tolist() for result in results] == [[2.0] * 3] * 2
+
+
+@pytest.mark.parametrize(
+    ("others_call", "text"),
+    [
+        (True, "waiting for this rank's own tensor, which has not come"),
+        (False, "waiting for rank 1 and this rank's own"),
+    ],
+    ids=["alone", "beside-a-rank"],
+)
+def test_a_timeout_names_input_that_has_not_come(make_world, others_call, text):
+    world = make_world(2, algorithm="direct")
+    arriving = Arriving()
+    if others_call:
+        theirs = world.groups[1].allreduce(np.ones(ELEMS, "f4"))
+    work = arriving.allreduce(world.groups[0], timeout_s=0.5)
+    with pytest.raises(TimedOutError, match=re.escape(text)):
+        work.wait(30)
+    if others_call:
+        with pytest.raises(CancelledError, match="own tensor"):
+            theirs.wait(30)
