@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 RANKS_MAX = 1024
 """More than one LAN has; predicting takes time and memory with their square."""
+SIZE_BYTES_MAX = 2**37
+"""The gradients of 30 billion parameters, predicted in seconds: that takes time and memory in proportion, too."""
 SNAPSHOT_BYTES_MAX = 2**24
 """Of a file with `explain()`: what a group of RANKS_MAX ranks and all its choices take, and some."""
 
@@ -67,7 +69,7 @@ def explain_collective(
         document = _read(snapshot)
         try:
             _show(document, as_json=as_json)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ConfigurationError("--from", str(snapshot), "not the JSON of Group.explain()") from error
         return
     from transport.collectives.algorithms.registry import check_name
@@ -77,6 +79,8 @@ def explain_collective(
     if not 1 <= ranks <= RANKS_MAX:
         raise ConfigurationError("--ranks", str(ranks), f"1 to {RANKS_MAX}")
     nbytes = 0 if operation == "barrier" else _parsed("--bytes", size, parse_size_bytes)
+    if nbytes > SIZE_BYTES_MAX:
+        raise ConfigurationError("--bytes", size, f"at most {format_size(SIZE_BYTES_MAX)}")
     try:
         codec = Codec.named(compression)
     except MisuseError as error:
@@ -85,8 +89,12 @@ def explain_collective(
         problem = problem_of(operation, nbytes=nbytes, size=ranks, codec=codec)
     except ValueError as error:
         raise ConfigurationError("operation", operation, str(error)) from error
+    try:
+        forced = check_name(algorithm)
+    except ConfigurationError as error:  # it names the variable
+        raise ConfigurationError("--algorithm", algorithm, error.reason) from error
     network = _network(ranks, bandwidth, latency, sites, site_bandwidth, site_latency)
-    choice = choose(problem, network, forced=check_name(algorithm))
+    choice = choose(problem, network, forced=forced)
     _show(
         {
             "size": ranks,
@@ -155,7 +163,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigurationError("--from", str(path), f"cannot be read: {error.strerror}") from error
     try:
         document = json.loads(content) if len(content) <= SNAPSHOT_BYTES_MAX else None
-    except ValueError:
+    except (ValueError, RecursionError):  # no JSON, or lists in lists in lists
         document = None
     if not isinstance(document, dict) or not isinstance(document.get("collectives"), list):
         raise ConfigurationError("--from", str(path), "not the JSON of Group.explain()")

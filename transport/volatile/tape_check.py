@@ -203,7 +203,7 @@ def _read(path: Path) -> TapeFile:
                     tape.entries.append(TapedView(int(fields["view"]), members, joining, base_step, digest))
     except FileNotFoundError as error:
         raise ConfigurationError(str(path), None, "no such file; name tapes, as members write them") from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ConfigurationError(str(path), f"line {number}", f"not a line of a tape: {error}") from error
     if tape is None:
         raise ConfigurationError(str(path), "empty", "a tape begins with a line about its member")

@@ -16,13 +16,15 @@ from broker.cli.options import JsonOption
 SCHEMA = 1
 LIMIT_S = 2.0
 """For each rank to answer in: a few round trips of the Internet, and a transport's thread that was held up."""
+LIMIT_S_MIN, LIMIT_S_MAX = 0.1, 30.0
+"""Less than a round trip tells nothing; nobody looks at a screen that stands still for longer."""
 
 
 def job(
     name: Annotated[str, typer.Argument(help="A job, where several run here.")] = "",
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat every second until q or Ctrl-C.")] = False,
     limit_s: Annotated[
-        float, typer.Option("--limit", min=0.1, max=30.0, help="How many seconds each rank has to answer.")
+        float, typer.Option("--limit", help="How many seconds each rank has to answer, 0.1 to 30.")
     ] = LIMIT_S,
     as_json: JsonOption = False,
 ) -> None:
@@ -37,6 +39,8 @@ def job(
       hive-qos job llm --watch
       hive-qos job --json | jq '.groups[].members[] | {rank, waits, sent_bytes, saved_bytes}'
     """
+    if not LIMIT_S_MIN <= limit_s <= LIMIT_S_MAX:  # nan as well, which typer's own bounds let pass
+        raise typer.BadParameter(f"{limit_s:g} is not within {LIMIT_S_MIN:g} to {LIMIT_S_MAX:g}", param_hint="--limit")
     if as_json:
         while True:
             sys.stdout.write(json.dumps(_document(name, limit_s)) + "\n")

@@ -64,7 +64,8 @@ def test_an_algorithm_can_be_forced():
         (["--bytes", "much"], "not a size"),
         (["--compression", "int7"], "bfloat16, int8 or int4"),
         (["broadcast", "--compression", "int8"], "broadcast is never compressed"),
-        (["--algorithm", "fastest"], "one of direct, weighted"),
+        (["--bytes", "99999 GiB"], "at most 128 GiB"),
+        (["--algorithm", "fastest"], "--algorithm = 'fastest': one of direct, weighted"),
         (["--from", __file__], "not the JSON of Group.explain()"),
     ],
 )
@@ -98,9 +99,18 @@ def test_a_snapshot_shows_each_shape_once_as_chosen_last_with_what_each_algorith
     assert "  direct       32.2 s    23.4 s" in output
 
 
-@pytest.mark.parametrize("collectives", [[1], [{}], [{"candidates": [{"algorithm": 3}]}]])
-def test_a_snapshot_of_something_else_is_an_error(tmp_path, collectives):
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"collectives": [1]}',
+        '{"collectives": [{}]}',
+        '{"collectives": [{"candidates": [{"algorithm": 3}]}]}',
+        "[" * 200_000,
+    ],
+    ids=["number", "empty", "candidates", "deep"],
+)
+def test_a_snapshot_of_something_else_is_an_error(tmp_path, text):
     path = tmp_path / "snapshot.json"
-    path.write_text(json.dumps({"collectives": collectives}))
+    path.write_text(text)
     result = RUN.invoke(app, ["explain-collective", "--from", str(path)])
     assert (result.exit_code, "not the JSON of Group.explain()" in result.output) == (3, True)

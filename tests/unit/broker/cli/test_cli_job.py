@@ -129,3 +129,10 @@ def test_two_runs_of_one_name_are_two_groups(monkeypatch: pytest.MonkeyPatch) ->
     )
     document = json.loads(RUN.invoke(app, ["job", "--json"]).output)
     assert [[one["id"] for one in group["members"]] for group in document["groups"]] == [["a0", "a1"], ["b0", "b1"]]
+
+
+@pytest.mark.parametrize("limit", ["0", "31", "nan", "inf"])
+def test_a_limit_that_cannot_be_is_refused(limit: str) -> None:
+    done = RUN.invoke(app, ["job", "--limit", limit])
+    assert done.exit_code == ExitCode.USAGE
+    assert "not within 0.1 to 30" in done.output

@@ -144,10 +144,11 @@ def test_a_killed_members_last_line_is_left_out_and_any_other_is_named(folder: P
     with path.open("a") as file:
         file.write('{"commit": 6, "ep')
     assert verdict(folder).findings == ()
-    with path.open("a") as file:
-        file.write("\n")
-    with pytest.raises(ConfigurationError, match="line 9"):
-        verdict(folder)
+    whole = path.read_text().rpartition("\n")[0]
+    for line in ('{"commit": 6, "ep', '{"commit": 1e999, "epoch": 1, "digest": ""}', "[" * 100_000):
+        path.write_text(f"{whole}\n{line}\n")
+        with pytest.raises(ConfigurationError, match="line 9"):
+            verdict(folder)
 
 
 def test_who_learns_may_be_given_a_later_state_and_nobody_else(folder: Path) -> None:
