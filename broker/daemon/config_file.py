@@ -2,9 +2,9 @@
 
 `hive-qos apply FILE` offers a candidate:
 
-    apply     lays it beside the file as .broker.toml.candidate, the present text as broker.toml.former, and asks for it
-    broker    puts it in force, and renames it into its place: at once, or when its trial is confirmed
-    refused, not confirmed, apply or broker killed: broker.toml is what it was
+    apply     lays it beside the file as .broker.toml.candidate, and the present text as .broker.toml.former.candidate
+    broker    puts it in force, and renames both into their places: at once, or when its trial is confirmed
+    refused, not confirmed, apply or broker killed: broker.toml and broker.toml.former are what they were
 """
 
 from __future__ import annotations
@@ -29,6 +29,22 @@ FORMER = ".former"
 def candidate_place(file: Path) -> Path:
     """Where the candidate for a configuration file lies; a name that nobody gives a draft."""
     return file.with_name(f".{file.name}.candidate")
+
+
+def former_place(file: Path) -> Path:
+    """Where the replaced text stays beside the new one."""
+    return file.with_name(file.name + FORMER)
+
+
+def withdraw(file: Path) -> None:
+    """Remove the candidate for a configuration file, and the text that was to stay beside it.
+
+    Raises:
+        OSError: that cannot be.
+    """
+    file = file.resolve()
+    for place in (candidate_place(file), candidate_place(former_place(file))):
+        place.unlink(missing_ok=True)
 
 
 class Candidate:
@@ -67,6 +83,8 @@ class Candidate:
             same = read_file(candidate, key="candidate") == text
         except ConfigurationError:
             same = False
+        with contextlib.suppress(FileNotFoundError):  # it says the same, or there was none
+            candidate_place(former_place(place)).replace(former_place(place))
         if same:
             candidate.replace(place)
             sync_directory(place.parent)
@@ -77,7 +95,7 @@ class Candidate:
         """Remove the candidate. What cannot be removed has no effect where it lies."""
         if self._file is not None:
             with contextlib.suppress(OSError):
-                candidate_place(self._place()).unlink(missing_ok=True)
+                withdraw(self._place())
 
     def _place(self) -> Path:
         if self._file is None:

@@ -125,23 +125,24 @@ def _trial_s(text: str | None, *, yes: bool) -> float | None:
     return found
 
 
-def _offer(file: Path, text: str) -> Path:
-    """Lay a candidate beside the broker's file, and what that says now as the former one; gives the candidate's place.
+def _offer(file: Path, text: str) -> None:
+    """Lay a candidate beside the broker's file, and what that says now, to stay as the former one.
 
-    Both get the file's rights and owner. The broker puts the candidate in the file's place once it is good.
+    Both get the file's rights and owner. The broker puts both into their places once the candidate is good.
 
     Raises:
         OSError: it cannot be written.
     """
-    from broker.daemon.config_file import FORMER, candidate_place
+    from broker.daemon.config_file import candidate_place, former_place, withdraw
 
     file = file.resolve()
     candidate = candidate_place(file)
     try:
+        withdraw(file)  # of an apply that was killed
         if file.exists():
             found, former = file.stat(), read(file)
             if former != text:
-                _write(file.with_name(file.name + FORMER), former, found)
+                _write(candidate_place(former_place(file)), former, found)
             _write(candidate, text, found)
         else:
             write_whole(candidate, text, mode=0o644)
@@ -149,9 +150,8 @@ def _offer(file: Path, text: str) -> Path:
         problem.strerror = "only root may write it; sudo hive-qos apply, or `hive-qos set` for single settings"
         raise
     except BaseException:  # Ctrl-C, or the terminal dies
-        candidate.unlink(missing_ok=True)
+        withdraw(file)
         raise
-    return candidate
 
 
 def _write(place: Path, text: str, found: os.stat_result) -> None:
@@ -164,11 +164,12 @@ def _write(place: Path, text: str, found: os.stat_result) -> None:
 
 def _take(offered: str | None, installed: Path, trial_s: float | None, *, path: str | None, asks: bool) -> None:
     """Have the broker take its file, or the text that is offered for it, and ask whether to keep it."""
+    from broker.daemon.config_file import withdraw
+
     query = {} if trial_s is None else {"confirm_s": f"{trial_s:g}"}
-    candidate = None
     if offered is not None:
         query["candidate"] = "true"
-        candidate = _offer(installed, offered)
+        _offer(installed, offered)
     try:
         said = http.post(f"/v1/reload?{urlencode(query)}", socket_path=path)
         if trial_s is None or "nothing to confirm" in said or not asks:
@@ -179,8 +180,8 @@ def _take(offered: str | None, installed: Path, trial_s: float | None, *, path: 
     except BaseException as problem:
         if isinstance(problem, _Ended | KeyboardInterrupt):
             _go_back(path)
-        if candidate is not None:  # what the broker has not taken yet, it never does
-            candidate.unlink(missing_ok=True)
+        if offered is not None:  # what the broker has not taken yet, it never does
+            withdraw(installed)
         raise
     if not kept:
         _go_back(path)

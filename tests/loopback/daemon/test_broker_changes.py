@@ -227,12 +227,15 @@ def test_apply_for_good_installs_the_file_and_keeps_the_former_one_beside_it(run
 
 
 def test_a_trial_without_a_terminal_is_confirmed_or_ended_from_elsewhere(running: Running) -> None:
-    file = other(running)
+    file, before = other(running), (running.folder / "broker.toml").read_text(encoding="utf-8")
     command(running, "apply", str(file), "--yes", "--confirm-within", "10m")
     assert 500 < configuration(running)["trial_left_s"] <= 600
     assert command(running, "apply", "--confirm") == "confirmed\n"
     command(running, "apply", str(other(running, 30)), "--yes", "--confirm-within", "10m")
     assert "the former configuration is in force" in command(running, "apply", "--back")
+    # Of a trial that was not kept nothing stays, and what was kept before it is not lost.
+    assert (running.folder / "broker.toml.former").read_text(encoding="utf-8") == before
+    assert not list(running.folder.glob(".broker.toml*"))
     wait_until(lambda: ceil_bits_per_s(running, ROOT_MINOR) < 20_000_000)
     assert codes(running) == []  # the file says the same
     (running.folder / "broker.toml").write_text(other(running, 30).read_text(encoding="utf-8"), encoding="utf-8")
@@ -262,6 +265,8 @@ def test_a_file_that_the_broker_refuses_leaves_the_former_one_in_its_place(runni
     said = command(running, "apply", str(file), "--yes", code=3)
     assert "not taken" in said
     assert place.read_text(encoding="utf-8") == before
+    assert not list(running.folder.glob("*.former*"))
+    assert not list(running.folder.glob(".broker.toml*"))
     assert codes(running) == []
     assert guarantee(running) == pytest.approx(0.2)
 

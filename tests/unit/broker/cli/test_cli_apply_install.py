@@ -10,6 +10,7 @@ import pytest
 
 from broker.cli.changing import apply_command
 from broker.cli.changing.apply_command import _offer
+from broker.daemon.config_file import candidate_place, former_place
 from hive_qos.files import write_whole
 
 
@@ -28,7 +29,7 @@ def test_ctrl_c_right_after_the_candidate_is_written_leaves_the_file_and_no_cand
     with pytest.raises(KeyboardInterrupt):
         _offer(place, "new")
     assert place.read_text(encoding="utf-8") == "former"
-    assert sorted(os.listdir(tmp_path)) == ["broker.toml", "broker.toml.former"]
+    assert os.listdir(tmp_path) == ["broker.toml"]
 
 
 def test_the_candidate_gets_the_owner_the_group_and_the_rights_of_the_file_that_it_is_for(
@@ -41,10 +42,10 @@ def test_the_candidate_gets_the_owner_the_group_and_the_rights_of_the_file_that_
     place.write_text("former", encoding="utf-8")
     place.chmod(0o640)
     link.symlink_to(place)
-    candidate = _offer(link, "new")
-    assert (candidate.read_text(encoding="utf-8"), candidate.parent) == ("new", place.parent)
-    assert place.read_text(encoding="utf-8") == "former"
+    _offer(link, "new")
+    candidate, former = candidate_place(place), candidate_place(former_place(place))
+    assert [one.read_text(encoding="utf-8") for one in (candidate, former, place)] == ["new", "former", "former"]
     owner = tmp_path.stat().st_uid, place.stat().st_gid
-    assert given == {candidate.name: owner, "broker.toml.former": owner}
-    for name in given:
-        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o640
+    assert given == {candidate.name: owner, former.name: owner}
+    for one in (candidate, former):
+        assert stat.S_IMODE(one.stat().st_mode) == 0o640
