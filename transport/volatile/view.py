@@ -6,6 +6,7 @@ accepts one successor of each. So a member that holds an old view can do no harm
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from hive_qos.errors import PeerError
@@ -58,7 +59,7 @@ class View:
     mesh: int = 1
     pause: bool = False
 
-    @property
+    @functools.cached_property
     def workers(self) -> tuple[Member, ...]:
         """Those of the members that take part in steps."""
         return tuple(one for one in self.members if one not in self.joining)

@@ -9,11 +9,12 @@ import statistics
 import pytest
 from typer.testing import CliRunner
 
-from tools.simulate import members
-from tools.simulate.members import Churn, Network, SimulatedGroup, churn, mass_loss
+from tools.simulate import members, volatile_group
+from tools.simulate.members import churn, mass_loss
+from tools.simulate.volatile_group import Churn, Network, SimulatedGroup
 from transport.volatile import commit
 from transport.volatile.commit import State
-from transport.volatile.control import LATE_S
+from transport.volatile.control import SIDE_S
 from transport.volatile.view import DIGEST_BYTES
 
 NEAR = Network()
@@ -28,7 +29,7 @@ def test_undisturbed_all_commits_are_made_and_each_member_tells_each_other_one()
         5, network=NEAR, step_s=1.0, model=Churn(1e9, 1.0), seconds=100.0, chance=random.Random(1)
     )  # fmt: skip
     assert (found.commits, found.changes, found.members_mean) == (99, [], pytest.approx(5.0))
-    assert found.prepared_bytes == 99 * 4 * (DIGEST_BYTES + members.MESSAGE_BYTES)
+    assert found.prepared_bytes == 99 * 4 * (DIGEST_BYTES + volatile_group.MESSAGE_BYTES)
 
 
 def test_the_latency_between_sites_is_in_each_commit() -> None:
@@ -42,26 +43,45 @@ def test_the_step_that_was_under_way_is_committed_where_all_had_reduced_it(into_
     one = group(8)
     one.run(3.0)
     before = one.commits
-    change = one.change(lost=[0, 3], joining=[], into_s=into_s)
+    change = one.lose([0, 3], into_s=into_s)
     assert change.committed is committed
     assert one.commits == before + committed == one.state.committed
     assert one.numbers == [1, 2, 4, 5, 6, 7]
-    assert members.NOTICED_S - members.KEEP_ALIVE_S < change.agreed_s < change.connected_s
+    assert volatile_group.NOTICED_S - volatile_group.KEEP_ALIVE_S < change.agreed_s < volatile_group.NOTICED_S + 0.1
     one.run(10.0)
     assert one.commits > before + 5
 
 
-def test_who_asks_is_in_the_next_view_without_a_loss_having_to_be_noticed() -> None:
+def test_who_asks_works_after_two_changes_that_wait_for_nothing_to_be_noticed() -> None:
     one = group(3)
-    change = one.change(lost=[], joining=[7, 9], into_s=0.0)
+    change = one.admit([7, 9])
     assert one.numbers == [0, 1, 2, 7, 9]
-    assert change.agreed_s < 1.0
+    assert not one.state.view.joining
+    assert change.agreed_s < 0.01
 
 
-def test_a_loss_that_nobody_had_noticed_is_left_out_when_its_note_is_late() -> None:
+def test_a_mass_loss_is_agreed_on_as_soon_as_all_of_it_is_noticed() -> None:
     found = mass_loss(16, share=0.5, tries=20, network=NEAR, step_s=1.0, chance=random.Random(3))
     assert all(one.lost == 8 for one in found)
-    assert max(one.agreed_s for one in found) < members.NOTICED_S + LATE_S + 1.0
+    assert max(one.agreed_s for one in found) < volatile_group.NOTICED_S + 0.1
+
+
+def test_who_misses_most_of_the_others_lets_them_go_first() -> None:
+    most, few = (
+        mass_loss(16, share=share, tries=5, network=NEAR, step_s=1.0, chance=random.Random(4)) for share in (0.75, 0.25)
+    )
+    assert min(one.agreed_s for one in most) - max(one.agreed_s for one in few) > SIDE_S - volatile_group.KEEP_ALIVE_S
+
+
+def test_each_message_takes_its_time_so_a_large_group_takes_longer() -> None:
+    small, large = (
+        statistics.median(
+            one.agreed_s
+            for one in mass_loss(size, share=0.5, tries=3, network=NEAR, step_s=1.0, chance=random.Random(6))
+        )
+        for size in (64, 512)
+    )
+    assert large > small + 512 * volatile_group.MAIL_S
 
 
 def test_with_churn_steps_are_lost_and_members_come_back() -> None:
