@@ -21,6 +21,8 @@ from tools.collectivesbench.settings import Settings
 
 FEWEST_TURNS = 2
 """Of a cell: one that warms up, and one that counts."""
+ROW_S = 4.0
+"""Of a turn of all contenders: where each operation takes long, fewer are done in a row."""
 OVERRUN = 1.2
 """Of the time of a run: what was begun within it ends, but nothing begins after so much of it."""
 NOBODY = Contender(name="all", backend="")
@@ -87,15 +89,18 @@ def sweep(run: Run, budget: Budget, *, scenario: str) -> None:
             members = joined(run, stack, scenario, network, competing)
             took: dict[str, tuple[int, float]] = {}
             for number, ((payload_bytes, operation), of_cell) in enumerate(part.parts(cells), 1):
-                bytes_in_row = payload_bytes * run.settings.row(payload_bytes)
-                before_bytes, before_s = took.get(operation, (bytes_in_row, 0.0))
-                expected_s = FEWEST_TURNS * before_s * bytes_in_row / before_bytes
+                before_bytes, before_s = took.get(operation, (payload_bytes, 0.0))
+                one_s = before_s * payload_bytes / before_bytes  # at most
+                count = run.settings.row(payload_bytes)
+                count = max(1, min(count, int(ROW_S / one_s))) if one_s else count
+                expected_s = FEWEST_TURNS * count * one_s
                 what = f"{network.name}: {operation} of {format_size(payload_bytes)} ({number} of {len(cells)})"
                 if part.left_s() < expected_s:
                     run.leave_out(scenario, what, expected_s, part)
                     continue
-                turns, turn_s = _take_turns(run, scenario, network, members, operation, payload_bytes, of_cell)
-                took[operation] = bytes_in_row, turn_s
+                order = {"operation": operation, "bytes": payload_bytes, "count": count}
+                turns, turn_s = _take_turns(run, scenario, network, members, order, of_cell)
+                took[operation] = payload_bytes, turn_s / count
                 run.say(f"{scenario}: {what}, {turns} turns; {max(part.left_s(), 0):.0f} s left for this network")
 
 
@@ -122,8 +127,7 @@ def _take_turns(
     scenario: str,
     network: Network,
     members: dict[Contender, Group],
-    operation: str,
-    payload_bytes: int,
+    order: Mapping[str, object],
     budget: Budget,
 ) -> tuple[int, float]:
     """All contenders once a repetition, as often as there is time for, and FEWEST_TURNS in any case.
@@ -134,8 +138,6 @@ def _take_turns(
     Returns:
         How many turns have figures, and the seconds of one.
     """
-    count = run.settings.row(payload_bytes)
-    order = {"do": "collective", "operation": operation, "bytes": payload_bytes, "count": count}
     turn_s = 0.0
     for repetition in range(-1, run.settings.repetitions):
         if repetition + 1 >= FEWEST_TURNS and budget.left_s() < turn_s:
@@ -147,12 +149,11 @@ def _take_turns(
             group, measured = members[contender], False
             with run.guarded(scenario, contender):
                 begin = machine.read(group.lab)
-                ranks = group.order(order, wait_s=run.settings.one_s_max)
+                ranks = group.order({"do": "collective", **order}, wait_s=run.settings.one_s_max)
                 used = machine.between(begin, machine.read(group.lab))
                 measured = True
-                fields = {"operation": operation, "bytes": payload_bytes, "count": count, "repetition": repetition}
-                fields |= {"network": asdict(network), "machine": used, "ranks": ranks}
-                run.write(scenario, contender, kind="collective", case=network.name, **fields)
+                fields = {"network": asdict(network), "machine": used, "ranks": ranks, "repetition": repetition}
+                run.write(scenario, contender, kind="collective", case=network.name, **order, **fields)
             if not measured:
                 members.pop(contender).close()
         turn_s = time.monotonic() - began_s
