@@ -25,8 +25,9 @@ from hive_qos.errors import HiveError
 from transport.group import Group
 from transport.settings import Settings
 from transport.volatile import group as volatile
-from transport.volatile.control import Control
+from transport.volatile.following import Follower
 from transport.volatile.register import MemoryStore, Register, Store
+from transport.volatile.succession import Succession
 from transport.volatile.transfer import Fetch
 
 SECRET = b"0123456789abcdef"
@@ -75,10 +76,10 @@ class Stop:
             "reducing": (Group, "allreduce", True),
             "reduced": (volatile.VolatileGroup, "_exchange", True),
             "committed": (volatile.VolatileGroup, "_exchange", False),
-            "deciding": (Control, "_advance", True),
+            "deciding": (Succession, "_advance", True),
             "decided": (Register, "advance", False),
             "fetching": (Fetch, "_take", False),
-            "ready": (volatile.VolatileGroup, "_say_ready", True),
+            "ready": (Follower, "_say_ready", True),
         }
         if point == "prepared":
             self._after_gather()

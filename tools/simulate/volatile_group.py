@@ -36,8 +36,8 @@ from transport.engine.base import EngineSettings
 from transport.settings import Settings
 from transport.volatile import commit, messages
 from transport.volatile.commit import Action, Advance, Commit, Frozen, Left, Send, State
-from transport.volatile.control import NOTE_S, SIDE_S
 from transport.volatile.register import POLL_S
+from transport.volatile.succession import NOTE_S, SIDE_S
 from transport.volatile.view import DIGEST_BYTES, Member, View
 
 NOTICED_S = 2.0 + Settings.reconnect_s

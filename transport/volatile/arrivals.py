@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 
-from transport.volatile.view import Member
+from transport.volatile.commit import Contributors
+from transport.volatile.view import Member, View
 
 ARRIVALS = 20
 """So many are looked back at, and nobody is late before."""
@@ -78,3 +79,54 @@ class Arrivals:
     def always_late(self) -> frozenset[Member]:
         """Who was late in the last steps, without exception."""
         return frozenset(one for one, count in self._late.items() if count >= LATE_MAX)
+
+
+class Deadlines:
+    """Of the steps whose contributors the first worker of a view has to choose, and those that it has chosen."""
+
+    def __init__(self) -> None:
+        self._arrivals = Arrivals()
+        self._chosen: OrderedDict[int, Contributors] = OrderedDict()
+        self._quorum = 0
+
+    def forget(self) -> None:
+        """The view changes."""
+        self._arrivals.forget()
+        self._chosen.clear()
+
+    def arrived(self, member: Member, step: int, quorum: int, now_s: float) -> None:
+        """The part of `member` for `step` is ready, which needs `quorum` contributors at least."""
+        self._quorum = quorum
+        self._arrivals.arrived(member, step, now_s)
+
+    def chosen(self, step: int) -> Contributors | None:
+        """What was said of `step`, where that is still known."""
+        return self._chosen.get(step)
+
+    def due_s(self, view: View, committed: int, *, rtt_s: float) -> dict[int, float]:
+        """The steps after `committed` that are open, and when the contributors of each are known."""
+        if not self._quorum:
+            return {}
+        workers = view.workers
+        least = min(max(self._quorum, len(workers) // 2 + 1), len(workers))
+        return {
+            step: self._arrivals.due_s(step, workers, least, rtt_s=rtt_s)
+            for step in self._arrivals.steps()
+            if step not in self._chosen and step > committed
+        }
+
+    def take(self, view: View, step: int, learning: frozenset[Member]) -> tuple[frozenset[Member], frozenset[Member]]:
+        """The contributors of `step`, and who is to learn from now on: workers that are always late.
+
+        Args:
+            learning: who is to learn anyway.
+        """
+        some = self._arrivals.take(step, view.workers)
+        late = self._arrivals.always_late() - learning
+        return some, late if len(view.workers) - len(late) >= self._quorum else frozenset()
+
+    def chose(self, message: Contributors) -> None:
+        """That was said of a step."""
+        self._chosen[message.step] = message
+        while len(self._chosen) > STEPS_KEPT:
+            self._chosen.popitem(last=False)

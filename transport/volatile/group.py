@@ -23,13 +23,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import TypeVar
 
 import numpy as np
 
-from hive_qos.errors import EvictedError, HiveError, MisuseError, PeerError, TimedOutError, TransportError
+from hive_qos.errors import HiveError, MisuseError, PeerError, TimedOutError, TransportError
 from transport.collectives.reduce_op import ReduceOp
 from transport.group import Group
 from transport.settings import Settings
@@ -37,17 +37,9 @@ from transport.tensors import TensorView
 from transport.volatile import commit
 from transport.volatile.commit import Commit, Differ, Phase, Prepared
 from transport.volatile.control import Control
-from transport.volatile.messages import Pause, Ready
+from transport.volatile.following import ApplyResult, Follower
 from transport.volatile.register import POLL_S, Register
 from transport.volatile.transfer import (
-    HOLDERS_MAX,
-    STATE,
-    Absent,
-    Fetch,
-    Manifest,
-    Pace,
-    agreed,
-    ask_all,
     digest_of,
     piece_digests,
 )
@@ -67,8 +59,6 @@ ARRIVE_AGAIN_S = 1.0
 """A worker says again that its part is ready: the first one may have changed."""
 DIFFER_MAX = 3
 """Unequal results in so many attempts at a step, and no majority, are no accident."""
-
-ApplyResult = Callable[[int, Sequence[memoryview]], None]
 
 
 @dataclass(frozen=True)
@@ -126,14 +116,19 @@ class VolatileGroup:
         if not 0 < len(name.encode()) <= NAME_BYTES_MAX:
             raise MisuseError(f"a member's name has 1 to {NAME_BYTES_MAX} bytes: {name!r}")
         self.member = Member(name, secrets.randbits(62))
-        self._get_state, self._set_state, self._apply_result = get_state, set_state, apply_result
         self.members_min = members_min
-        self._state_bytes_max = settings.receive_bytes_max
-        self._control = Control(register, self.member, settings=settings, follows=apply_result is not None)
+        self._control = Control(register, self.member, settings=settings)
+        self._follower = Follower(
+            self._control,
+            get_state=get_state,
+            set_state=set_state,
+            apply_result=apply_result,
+            state_bytes_max=settings.receive_bytes_max,
+        )
         give_up_s = time.monotonic() + join_timeout_s
         try:
-            self._control.enter(join_timeout_s)
-            self._learn(give_up_s, join_timeout_s)
+            self._control.join(join_timeout_s, follows=apply_result is not None)
+            self._follower.learn(give_up_s, join_timeout_s)
         except BaseException:
             self.close()
             raise
@@ -199,9 +194,10 @@ class VolatileGroup:
                 members = chosen
                 group = self._group_of(group, view, members, step)
             if group is None:
-                met = self._follow(view, views, give_up_s, timeout_s)
-                if met is None:
+                followed = self._follower.follow(view, views, give_up_s, timeout_s)
+                if followed is None:
                     continue
+                met = Committed(*followed, 0, contributed=False)
                 break
             attempts += 1
             met = Committed(step, members, attempts)
@@ -223,7 +219,7 @@ class VolatileGroup:
             except TransportError as error:
                 if isinstance(error, MisuseError | PeerError) and self._control.group is not None:
                     raise
-                if time.monotonic() > give_up_s and not self._control.mesh.lost():
+                if time.monotonic() > give_up_s and not self._control.links.present.lost():
                     raise
                 _log.info("step %d of epoch %d was not finished: %s", step, view.epoch, error)
             if self._settled(view, step):
@@ -235,7 +231,7 @@ class VolatileGroup:
         for one in views:
             one.write_back()
         if met.contributed:
-            self._keep(met, view, views, quorum)
+            self._follower.keep(met.step, met.members, view, views, late=quorum > 0)
         return met
 
     def aside(self, run: Callable[[Group, View], T], *, timeout_s: float = 300.0) -> T | None:
@@ -267,7 +263,7 @@ class VolatileGroup:
         give_up_s = time.monotonic() + HAND_OVER_S
         while time.monotonic() < give_up_s and self._is_needed():
             self._control.wait_between_steps(idle=True)
-            self._give_state()
+            self._follower.give_state()
             time.sleep(POLL_S)
         self._go()
 
@@ -300,6 +296,11 @@ class VolatileGroup:
         else:
             self._go()
 
+    def _is_needed(self) -> bool:
+        control = self._control
+        alone = control.view.workers == (self.member,) and not control.is_over()
+        return alone and control.state.phase is not Phase.OUT and control.somebody_learns()
+
     def _go(self) -> None:
         with contextlib.suppress(HiveError):
             self._control.leave()
@@ -312,9 +313,9 @@ class VolatileGroup:
         control = self._control
         try:
             while True:
-                self._give_state()
+                self._follower.give_state()
                 with control.changed:
-                    self._raise_failure()
+                    control.raise_failure()
                     state, view = control.state, control.view
                     if state.phase is Phase.BEHIND:
                         return None, view
@@ -349,7 +350,7 @@ class VolatileGroup:
                 control.arrive(step, quorum)
                 again_s = now_s + ARRIVE_AGAIN_S
             with control.changed:
-                self._raise_failure()
+                control.raise_failure()
                 if control.view is not view or control.state.phase is Phase.FROZEN:
                     return None
                 chosen = commit.announced(control.state, step)
@@ -375,7 +376,7 @@ class VolatileGroup:
             if control.view is not view:
                 return False
             before = control.state
-            actions = control.take(commit.reduced(control.state, step, result))
+            actions = control.apply(commit.reduced, step, result)
             own = next((one for who, one in control.state.prepared if who == self.member and one.step == step), None)
             if any(isinstance(one, Commit) for one in actions):
                 return True
@@ -390,7 +391,7 @@ class VolatileGroup:
                     continue
                 data = heard.tobytes()
                 prepared = Prepared(view.epoch, step, data[:DIGEST_BYTES], members, bool(data[DIGEST_BYTES]))
-                actions = control.take(commit.received(control.state, member, prepared))
+                actions = control.apply(commit.received, member, prepared)
                 for one in actions:
                     if isinstance(one, Differ):
                         self._name(one)
@@ -417,168 +418,8 @@ class VolatileGroup:
                 control.suspect()
             while control.view is view and control.failure is None and not control.closing:
                 control.changed.wait(0.5)
-            self._raise_failure()
+            control.raise_failure()
             return control.decided is not None and control.decided.step == step
-
-    def _keep(self, met: Committed, view: View, views: Sequence[TensorView], quorum: int) -> None:
-        """Hold the result for those who are behind, as long as there may be any."""
-        shelf = self._control.shelf
-        holds = self.member in view.workers[:HOLDERS_MAX] and (view.joining or self.view.joining)
-        if holds or quorum:
-            data = [one.data for one in views]
-            lengths = tuple(one.nbytes for one in data)
-            manifest = Manifest(met.step, self.digest, met.members, lengths, piece_digests(data), met.step)
-            shelf.put_result(manifest, data)
-        else:
-            shelf.clear(met.step)
-
-    def _raise_failure(self) -> None:
-        if self._control.failure is not None:
-            raise self._control.failure
-        if self._control.closing:
-            raise MisuseError("this volatile group is closed")
-
-    # Giving and taking what is behind.
-
-    def _is_needed(self) -> bool:
-        control = self._control
-        alone = control.view.workers == (self.member,) and control.failure is None and not control.closing
-        return alone and control.state.phase is not Phase.OUT and control.somebody_learns()
-
-    def _give_state(self) -> None:
-        """Put the state on the shelf, if somebody learns and it is not there."""
-        state, shelf = self._control.state, self._control.shelf
-        holds = self.member in state.view.workers[:HOLDERS_MAX] and state.view.joining
-        if holds and shelf.wanted and not shelf.has_state() and state.phase is Phase.REDUCING:
-            shelf.put_state(state.committed, state.digest, bytes(self._get_state()))
-
-    def _learn(self, give_up_s: float, timeout_s: float) -> None:
-        """Fetch the state and what follows it, until this member works."""
-        pace, fetch = Pace(), None
-        while True:
-            with self._control.changed:
-                self._raise_failure()
-                state = self._control.state
-            if state.phase is not Phase.BEHIND and self.member in state.view.workers:
-                return
-            if time.monotonic() >= give_up_s:
-                raise TimedOutError(f"joining: {self.member} did not catch up", timeout_s=timeout_s)
-            if state.committed < 0:
-                fetch = self._learn_state(state.view, fetch)
-            elif not self._learn_result(state, pace):
-                self._say_ready(state)
-
-    def _learn_state(self, view: View, fetch: Fetch | None) -> Fetch | None:
-        """Fetch the state that most holders have; what is under way, or None where it is taken over."""
-        holders = self._control.holders(view.workers[:HOLDERS_MAX])
-        best = agreed(ask_all(holders, STATE))
-        if best is None:
-            time.sleep(POLL_S)
-            return fetch
-        what, same = best
-        if fetch is None or (fetch.what.step, fetch.what.pieces) != (what.step, what.pieces):
-            size = sum(what.lengths)
-            if size > self._state_bytes_max:
-                limit = f"{self._state_bytes_max} (Settings.receive_bytes_max)"
-                raise PeerError(str(same[0]), f"its state has {size} bytes, and this process takes at most {limit}")
-            fetch = Fetch(what, state=True)
-        if not fetch.run([one for one in holders if one.member in same], stop=self._is_over):
-            return fetch
-        given = ", ".join(f"{one} {count}" for one, count in sorted(fetch.given.items()))
-        _log.info("the state after step %d is here; pieces by %s", what.step, given or "nobody: it is empty")
-        self._set_state(bytes(fetch.data))
-        with self._control.changed:
-            self._control.take(commit.learned(self._control.state, what.step, what.digest))
-        return None
-
-    def _learn_result(self, state: commit.State, pace: Pace) -> bool:
-        """Fetch the result after the last one that is here, and apply it; whether it was there."""
-        apply_result = self._apply_result
-        found = self._fetch_result(state.committed + 1, state.view.workers[:HOLDERS_MAX])
-        if found is None:
-            return False
-        if isinstance(found, Absent) or apply_result is None:
-            self._forget("the results that it needs are not kept any more" if apply_result else "it cannot follow")
-            return True
-        apply_result(found.what.step, found.tensors())
-        self._followed(found.what)
-        reason = pace.followed(found.what.head - found.what.step)
-        if reason:
-            self._control.tell_first(Pause(reason))
-        return True
-
-    def _forget(self, reason: str) -> None:
-        """Learn from the state on again."""
-        control = self._control
-        _log.info("%s learns anew: %s", self.member, reason)
-        control.tell_first(Pause(reason))
-        with control.changed:
-            control.take((replace(control.state, committed=-1, digest=bytes(DIGEST_BYTES)), []))
-
-    def _say_ready(self, state: commit.State) -> None:
-        """Nothing more is there to follow."""
-        if self.member in state.view.joining and state.committed >= 0:
-            self._control.tell_first(Ready(state.committed, state.digest))
-        time.sleep(2 * POLL_S)
-
-    def _fetch_result(self, step: int, members: Sequence[Member]) -> Fetch | Absent | None:
-        """The result of a step; None where nobody has it yet, Absent where nobody has it any more."""
-        holders = self._control.holders(members)
-        found = ask_all(holders, step)
-        best = agreed(found)
-        if best is None:
-            gone = [one for one in found.values() if isinstance(one, Absent) and one.gone]
-            return gone[0] if gone and len(gone) == len(found) else None
-        what, same = best
-        fetch = Fetch(what, state=False)
-        return fetch if fetch.run([one for one in holders if one.member in same], stop=self._is_over) else None
-
-    def _followed(self, what: Manifest) -> bool:
-        """Count a result that was fetched as committed here, if it is the one that follows."""
-        control = self._control
-        with control.changed:
-            self._raise_failure()
-            if commit.chained(control.state.digest, what.result) != what.digest:
-                reason = f"the others' result of step {what.step} does not follow from what this member holds"
-                raise PeerError("the group", reason)
-            actions = control.take(commit.followed(control.state, what.step, what.result))
-            return any(isinstance(one, Commit) for one in actions)
-
-    def _follow(self, view: View, views: Sequence[TensorView], give_up_s: float, timeout_s: float) -> Committed | None:
-        """Take the next result from those who have committed it; None where the view changes."""
-        control = self._control
-        while control.view is view and control.state.phase is not Phase.FROZEN:
-            self._raise_failure()
-            if time.monotonic() >= give_up_s:
-                raise TimedOutError(f"following step {self.step + 1}", timeout_s=timeout_s)
-            state = control.state
-            chosen = commit.announced(state, state.committed + 1)
-            found = self._fetch_result(state.committed + 1, chosen.members if chosen else view.workers[:HOLDERS_MAX])
-            if isinstance(found, Absent):
-                raise EvictedError(f"{self.member} is too far behind: step {state.committed + 1} is not kept any more")
-            if found is None:
-                self._say_ready(state)
-                continue
-            what, tensors = found.what, found.tensors()
-            if what.lengths != tuple(one.data.nbytes for one in views):
-                raise PeerError("the group", f"its tensors of step {what.step} have {what.lengths} bytes, not ours")
-            if not self._followed(what):
-                continue
-            if self._apply_result is not None and what.head > what.step and self._is_behind():
-                self._apply_result(what.step, tensors)
-                continue
-            for one, data in zip(views, tensors, strict=True):
-                one.data[:] = data
-            return Committed(what.step, what.members, 0, contributed=False)
-        return None
-
-    def _is_behind(self) -> bool:
-        """Whether there is one more result to follow, whatever becomes of the view."""
-        found = ask_all(self._control.holders(self.view.workers[:HOLDERS_MAX]), self.step + 1)
-        return any(isinstance(one, Manifest) for one in found.values())
-
-    def _is_over(self) -> bool:
-        return self._control.failure is not None or self._control.closing
 
 
 def _end(works: Sequence[Work]) -> None:

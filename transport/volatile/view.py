@@ -64,6 +64,13 @@ class View:
         """Those of the members that take part in steps."""
         return tuple(one for one in self.members if one not in self.joining)
 
+    def described(self) -> str:
+        """Who works, who learns, and who is waited for."""
+        working = ", ".join(map(str, self.workers))
+        if not self.joining:
+            return working
+        return f"{working}; {', '.join(map(str, self.joining))} {'is waited for' if self.pause else 'learns'}"
+
     def rank_of(self, member: Member) -> int:
         """Its place among the members.
 

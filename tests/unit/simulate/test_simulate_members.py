@@ -14,7 +14,7 @@ from tools.simulate.members import churn, mass_loss
 from tools.simulate.volatile_group import Churn, Network, SimulatedGroup
 from transport.volatile import commit
 from transport.volatile.commit import State
-from transport.volatile.control import SIDE_S
+from transport.volatile.succession import SIDE_S
 from transport.volatile.view import DIGEST_BYTES
 
 NEAR = Network()

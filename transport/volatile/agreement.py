@@ -1,0 +1,44 @@
+"""What the parts of a member's control see of it: what it knows, and how they have that changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, Protocol
+
+from transport.volatile.commit import Action, State
+from transport.volatile.links import Links
+from transport.volatile.transfer import Shelf
+from transport.volatile.view import Member, View
+
+P = ParamSpec("P")
+
+
+class Agreement(Protocol):
+    """One member's part in the agreement on views. All but `apply` is for its own thread."""
+
+    member: Member
+    links: Links
+    shelf: Shelf
+
+    @property
+    def state(self) -> State:
+        """What the member knows now."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether a change of the view need not wait for the end of a step."""
+
+    def apply(
+        self, rule: Callable[Concatenate[State, P], tuple[State, list[Action]]], *args: P.args, **named: P.kwargs
+    ) -> list[Action]:
+        """Replace the state by what a rule of `commit` makes of it, and have its actions carried out."""
+
+    def read_view(self) -> None:
+        """Enter the view that the register holds.
+
+        Raises:
+            RegisterLostError: it cannot be reached, or has forgotten a view.
+        """
+
+    def enter(self, held: View) -> None:
+        """Work in that view from now on, if it is newer."""

@@ -1,0 +1,163 @@
+"""What the first worker of a view does for all: it admits who asks to join, and says which parts of a step count.
+
+Who is to join is connected beside the steps, which go on, and then learns. It works once it holds what the others hold.
+Every member has one of these; it does something only where its member is the first.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from transport.volatile import commit
+from transport.volatile.admission import Admission, LetIn, MakePlan
+from transport.volatile.agreement import Agreement
+from transport.volatile.arrivals import Deadlines
+from transport.volatile.commit import Contributors, Phase, Send
+from transport.volatile.messages import Connect
+from transport.volatile.register import Register
+from transport.volatile.view import Member, View
+
+_log = logging.getLogger("transport.volatile")
+
+
+class FirstWorker:
+    """See the module.
+
+    Args:
+        register: of the job.
+        agreement: of the member whose this is.
+    """
+
+    def __init__(self, register: Register, agreement: Agreement) -> None:
+        self._register, self._agreement = register, agreement
+        self._admission = Admission()
+        self._deadlines = Deadlines()
+
+    @property
+    def is_us(self) -> bool:
+        """Whether this member is the first worker."""
+        return self._view.workers[0] == self._agreement.member
+
+    @property
+    def expects_somebody(self) -> bool:
+        """Whether there are any who are about to learn."""
+        return self._admission.expects_somebody
+
+    @property
+    def _view(self) -> View:
+        return self._agreement.state.view
+
+    def entered(self, view: View) -> None:
+        """That view is in force now."""
+        self._admission.forget(view.members)
+        self._agreement.links.give_up_plan()  # whoever is first now makes a new one
+        self._deadlines.forget()
+
+    # Who asks to join.
+
+    def admit(self) -> None:
+        """See who asks to join, and do what is next for them.
+
+        Raises:
+            RegisterLostError: the register cannot be reached.
+        """
+        if not self.is_us:
+            return
+        view, links, admission = self._view, self._agreement.links, self._admission
+        admission.hear(*self._register.asked(max(admission.asked, view.asked)), view)
+        newest = links.newest
+        match admission.next(
+            frozenset(view.members) - links.present.lost(),
+            plan=links.plan,
+            newest=newest.number,
+            newest_members=newest.members,
+            newest_lost=newest.lost(),
+            now_s=time.monotonic(),
+        ):
+            case MakePlan(members):
+                self._connect(view, members)
+            case LetIn(joining, asked, pause) if joining and not joining <= self._agreement.state.wish.joining:
+                self._change(joining=joining, asked=asked, pause=pause)
+            case _:
+                pass
+
+    def _connect(self, view: View, members: frozenset[Member]) -> None:
+        number = self._register.plan_mesh(view.epoch, sorted(members))
+        _log.info("mesh %d: %s", number, _named(members))
+        self._admission.plan(number)
+        self._agreement.links.begin(number, members)
+        for one in view.members:
+            if one != self._agreement.member:
+                self._agreement.links.mail(one, Connect(number))
+
+    def connected(self, sender: Member, number: int) -> None:
+        """That member has the connections of that number."""
+        self._admission.connected(number, sender)
+        if self._agreement.state.phase is not Phase.FROZEN:
+            self.admit()
+
+    # Who learns.
+
+    def learnt(self, sender: Member, step: int, digest: bytes) -> None:
+        """A learner holds all up to a step: it becomes a worker where that is what we hold, at the next boundary."""
+        state = self._agreement.state
+        if not self.is_us or sender not in self._view.joining:
+            return
+        ours = state.digest if step == state.committed else self._agreement.shelf.digest_after(step)
+        if ours is None or sender in state.wish.ready:
+            return  # it goes on, and says it again
+        if ours != digest:
+            _log.warning("%s holds other results up to step %d than the others: it is sent away", sender, step)
+            self._change(lost=frozenset({sender}))
+        else:
+            self._change(ready=frozenset({sender}))
+
+    def asked_to_pause(self, sender: Member, reason: str) -> None:
+        """A learner does not catch up unless the others wait for it."""
+        ours = self.is_us and sender in self._view.joining
+        if not ours or self._view.pause or self._agreement.state.wish.pause:
+            return
+        _log.warning("the next step waits for %s, which does not catch up: %s", sender, reason)
+        self._change(pause=True)
+
+    # Steps that some may miss.
+
+    def arrived(self, sender: Member, step: int, quorum: int) -> None:
+        """The part of that member for `step` is ready, which needs `quorum` contributors at least."""
+        if not self.is_us:
+            return
+        self._deadlines.arrived(sender, step, quorum, time.monotonic())
+        said = self._deadlines.chosen(step)
+        if said is not None or step <= self._agreement.state.committed:  # it is late, and has perhaps not heard
+            self._agreement.links.mail(sender, said or Contributors(self._view.epoch, step, ()))
+
+    def due_s(self) -> dict[int, float]:
+        """The steps whose contributors are to be chosen, and when."""
+        state = self._agreement.state
+        if not self.is_us or state.phase is Phase.FROZEN:
+            return {}
+        return self._deadlines.due_s(state.view, state.committed, rtt_s=self._agreement.links.present.round_trip_s())
+
+    def choose_contributors(self) -> None:
+        """Say whose parts count, of the steps that are due."""
+        for step, due_s in self.due_s().items():
+            if due_s > time.monotonic():
+                continue
+            some, late = self._deadlines.take(self._view, step, self._agreement.state.wish.joining)
+            if late:
+                _log.warning("%s learns from now on: always late", _named(late))
+                self._agreement.apply(commit.changed, joining=late, at_boundary=True)
+            for one in self._agreement.apply(commit.choose, step, some):
+                if isinstance(one, Send) and isinstance(one.message, Contributors):
+                    self._deadlines.chose(one.message)
+
+    def _change(self, **wish: Any) -> None:
+        """Have the view changed (`commit.changed`): after the step under way, or at once where there is none."""
+        self._agreement.apply(commit.changed, **wish, at_boundary=not self._agreement.is_idle)
+
+
+def _named(members: Iterable[Member]) -> str:
+    return ", ".join(map(str, sorted(members)))

@@ -1,0 +1,229 @@
+"""What a member does that is behind: it fetches the state after some step and the results after it. And the other end.
+
+Whoever joins has nothing: `learn` takes a state, then results, until this member works. Who was late in a step takes
+its result: `follow`. The first workers hold for them what was committed, as long as there may be anybody.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from hive_qos.errors import EvictedError, PeerError, TimedOutError
+from transport.tensors import TensorView
+from transport.volatile import commit
+from transport.volatile.commit import Commit, Phase
+from transport.volatile.control import Control
+from transport.volatile.messages import Pause, Ready
+from transport.volatile.register import POLL_S
+from transport.volatile.transfer import (
+    HOLDERS_MAX,
+    STATE,
+    Absent,
+    Fetch,
+    Manifest,
+    Pace,
+    agreed,
+    ask_all,
+    piece_digests,
+)
+from transport.volatile.view import DIGEST_BYTES, Member, View
+
+_log = logging.getLogger("transport.volatile")
+
+ApplyResult = Callable[[int, Sequence[memoryview]], None]
+
+
+class Follower:
+    """See the module. All methods belong to the caller's thread.
+
+    Args:
+        control: of the member.
+        get_state, set_state, apply_result: as of `VolatileGroup`.
+        state_bytes_max: a larger state is refused.
+    """
+
+    def __init__(
+        self,
+        control: Control,
+        *,
+        get_state: Callable[[], bytes],
+        set_state: Callable[[bytes], None],
+        apply_result: ApplyResult | None,
+        state_bytes_max: int,
+    ) -> None:
+        self._control = control
+        self._get_state, self._set_state, self._apply_result = get_state, set_state, apply_result
+        self._state_bytes_max = state_bytes_max
+
+    # For those who are behind.
+
+    def give_state(self) -> None:
+        """Put the state on the shelf, if somebody learns and it is not there."""
+        state, shelf = self._control.state, self._control.shelf
+        holds = self._control.member in state.view.workers[:HOLDERS_MAX] and state.view.joining
+        if holds and shelf.wanted and not shelf.has_state() and state.phase is Phase.REDUCING:
+            shelf.put_state(state.committed, state.digest, bytes(self._get_state()))
+
+    def keep(
+        self, step: int, members: tuple[Member, ...], view: View, views: Sequence[TensorView], *, late: bool
+    ) -> None:
+        """Hold the result of a step for those who are behind, as long as there may be any.
+
+        Args:
+            members: whose parts it has.
+            view: in which the step was made.
+            late: there may be workers whose parts it does not have.
+        """
+        state, shelf = self._control.state, self._control.shelf
+        holds = self._control.member in view.workers[:HOLDERS_MAX] and (view.joining or state.view.joining)
+        if holds or late:
+            data = [one.data for one in views]
+            lengths = tuple(one.nbytes for one in data)
+            shelf.put_result(Manifest(step, state.digest, members, lengths, piece_digests(data), step), data)
+        else:
+            shelf.clear(step)
+
+    # Who joins.
+
+    def learn(self, give_up_s: float, timeout_s: float) -> None:
+        """Fetch the state and what follows it, until this member works.
+
+        Raises: as `VolatileGroup`.
+        """
+        control, pace, fetch = self._control, Pace(), None
+        while True:
+            with control.changed:
+                control.raise_failure()
+                state = control.state
+            if state.phase is not Phase.BEHIND and control.member in state.view.workers:
+                return
+            if time.monotonic() >= give_up_s:
+                raise TimedOutError(f"joining: {control.member} did not catch up", timeout_s=timeout_s)
+            if state.committed < 0:
+                fetch = self._learn_state(state.view, fetch)
+            elif not self._learn_result(state, pace):
+                self._say_ready(state)
+
+    def _learn_state(self, view: View, fetch: Fetch | None) -> Fetch | None:
+        """Fetch the state that most holders have; what is under way, or None where it is taken over."""
+        holders = self._control.links.holders(view.workers[:HOLDERS_MAX])
+        best = agreed(ask_all(holders, STATE))
+        if best is None:
+            time.sleep(POLL_S)
+            return fetch
+        what, same = best
+        if fetch is None or (fetch.what.step, fetch.what.pieces) != (what.step, what.pieces):
+            size = sum(what.lengths)
+            if size > self._state_bytes_max:
+                limit = f"{self._state_bytes_max} (Settings.receive_bytes_max)"
+                raise PeerError(str(same[0]), f"its state has {size} bytes, and this process takes at most {limit}")
+            fetch = Fetch(what, state=True)
+        if not fetch.run([one for one in holders if one.member in same], stop=self._control.is_over):
+            return fetch
+        given = ", ".join(f"{one} {count}" for one, count in sorted(fetch.given.items()))
+        _log.info("the state after step %d is here; pieces by %s", what.step, given or "nobody: it is empty")
+        self._set_state(bytes(fetch.data))
+        self._control.apply(commit.learned, what.step, what.digest)
+        return None
+
+    def _learn_result(self, state: commit.State, pace: Pace) -> bool:
+        """Fetch the result after the last one that is here, and apply it; whether it was there."""
+        found = self._fetch_result(state.committed + 1, state.view.workers[:HOLDERS_MAX])
+        if found is None:
+            return False
+        if isinstance(found, Absent) or self._apply_result is None:
+            self._forget("it cannot follow" if self._apply_result is None else "the results it needs are not kept")
+            return True
+        self._apply_result(found.what.step, found.tensors())
+        self._followed(found.what)
+        reason = pace.followed(found.what.head - found.what.step)
+        if reason:
+            self._control.tell_first(Pause(reason))
+        return True
+
+    def _forget(self, reason: str) -> None:
+        """Learn from the state on again."""
+        control = self._control
+        _log.info("%s learns anew: %s", control.member, reason)
+        control.tell_first(Pause(reason))
+        control.apply(lambda state: (replace(state, committed=-1, digest=bytes(DIGEST_BYTES)), []))
+
+    def _say_ready(self, state: commit.State) -> None:
+        """Nothing more is there to follow."""
+        if self._control.member in state.view.joining and state.committed >= 0:
+            self._control.tell_first(Ready(state.committed, state.digest))
+        time.sleep(2 * POLL_S)
+
+    # Who was late.
+
+    def follow(
+        self, view: View, views: Sequence[TensorView], give_up_s: float, timeout_s: float
+    ) -> tuple[int, tuple[Member, ...]] | None:
+        """Take the next result of those who have committed it: its step and contributors; None where the view changes.
+
+        Raises:
+            EvictedError: the result is not kept any more.
+            TimedOutError: nobody has committed it in time.
+            PeerError: it does not fit what this member holds.
+        """
+        control = self._control
+        while control.view is view and control.state.phase is not Phase.FROZEN:
+            control.raise_failure()
+            state = control.state
+            step = state.committed + 1
+            if time.monotonic() >= give_up_s:
+                raise TimedOutError(f"following step {step}", timeout_s=timeout_s)
+            chosen = commit.announced(state, step)
+            found = self._fetch_result(step, chosen.members if chosen else view.workers[:HOLDERS_MAX])
+            if isinstance(found, Absent):
+                raise EvictedError(f"{control.member} is too far behind: step {step} is not kept any more")
+            if found is None:
+                self._say_ready(state)
+                continue
+            what, tensors = found.what, found.tensors()
+            if what.lengths != tuple(one.data.nbytes for one in views):
+                raise PeerError("the group", f"its tensors of step {what.step} have {what.lengths} bytes, not ours")
+            if not self._followed(what):
+                continue
+            if self._apply_result is not None and what.head > what.step and self._is_behind():
+                self._apply_result(what.step, tensors)
+                continue
+            for one, data in zip(views, tensors, strict=True):
+                one.data[:] = data
+            return what.step, what.members
+        return None
+
+    def _is_behind(self) -> bool:
+        """Whether there is one more result to follow, whatever becomes of the view."""
+        state = self._control.state
+        found = ask_all(self._control.links.holders(state.view.workers[:HOLDERS_MAX]), state.committed + 1)
+        return any(isinstance(one, Manifest) for one in found.values())
+
+    # What both do.
+
+    def _fetch_result(self, step: int, members: Sequence[Member]) -> Fetch | Absent | None:
+        """The result of a step; None where nobody has it yet, Absent where nobody has it any more."""
+        holders = self._control.links.holders(members)
+        found = ask_all(holders, step)
+        best = agreed(found)
+        if best is None:
+            gone = [one for one in found.values() if isinstance(one, Absent) and one.gone]
+            return gone[0] if gone and len(gone) == len(found) else None
+        what, same = best
+        fetch = Fetch(what, state=False)
+        done = fetch.run([one for one in holders if one.member in same], stop=self._control.is_over)
+        return fetch if done else None
+
+    def _followed(self, what: Manifest) -> bool:
+        """Count a result that was fetched as committed here, if it is the one that follows."""
+        control = self._control
+        with control.changed:
+            control.raise_failure()
+            if commit.chained(control.state.digest, what.result) != what.digest:
+                reason = f"the others' result of step {what.step} does not follow from what this member holds"
+                raise PeerError("the group", reason)
+            actions = control.apply(commit.followed, what.step, what.result)
+            return any(isinstance(one, Commit) for one in actions)

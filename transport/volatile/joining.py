@@ -1,0 +1,80 @@
+"""How a process becomes a member: as the first one of a job, or as a learner that the others have admitted."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from hive_qos.errors import TimedOutError
+from transport.volatile import commit
+from transport.volatile.commit import State
+from transport.volatile.links import Links
+from transport.volatile.mesh import CONNECT_S
+from transport.volatile.register import POLL_S, Register
+from transport.volatile.view import DIGEST_BYTES, Member, View
+
+
+@dataclass(frozen=True)
+class Newcomer:
+    """A process that is to join.
+
+    Args:
+        links: its connections, none yet.
+        follows: it can apply results of others, so that it joins without a pause.
+    """
+
+    register: Register
+    member: Member
+    links: Links
+    follows: bool
+
+    def join(self, timeout_s: float) -> State:
+        """Wait until this process is a member, over connections to the others; its first state.
+
+        Raises:
+            TimedOutError: nobody has admitted it in time.
+            RegisterLostError: the register cannot be reached.
+            PeerError: what the register holds is not of this job.
+        """
+        give_up_s = time.monotonic() + timeout_s
+        while True:
+            view = self.register.view()
+            if view is None or not view.members:
+                view = self._begin(view)
+            if self.member in view.members:
+                self.links.connect(view.mesh, frozenset(view.members))
+                return commit.begin(self.member, view)
+            admitted = self._be_admitted(view, give_up_s, timeout_s)
+            if admitted is not None:
+                return commit.begin_behind(self.member, admitted)
+
+    def _begin(self, ended: View | None) -> View:
+        """Try to be the first member, of a job that begins or whose last member has left; the view in force then."""
+        if ended is None:
+            return self.register.advance(View(1, (self.member,), 0, bytes(DIGEST_BYTES)), None)
+        mesh = self.register.plan_mesh(ended.epoch + 1, [self.member])
+        first = View(ended.epoch + 1, (self.member,), 0, bytes(DIGEST_BYTES), asked=ended.asked, mesh=mesh)
+        return self.register.advance(first, ended)
+
+    def _be_admitted(self, view: View, give_up_s: float, timeout_s: float) -> View | None:
+        """Wait until this member learns; None where all others have left."""
+        ask_s, tried = 0.0, 0
+        while True:
+            now_s = time.monotonic()
+            if now_s >= give_up_s:
+                what = f"joining: {view.workers[0]} did not admit {self.member}; if no member lives, start another job"
+                raise TimedOutError(what, timeout_s=timeout_s)
+            if now_s >= ask_s:
+                self.register.ask_to_join(self.member, follows=self.follows)
+                ask_s = now_s + 2 * CONNECT_S
+            number = self.register.last_mesh()
+            if number > tried and (note := self.register.mesh(number)) is not None:
+                tried = number
+                if self.member in note[1]:
+                    self.links.begin(number, frozenset(note[1]))
+            view = self.register.view() or view
+            if not view.members:
+                return None
+            if self.member in view.members and self.links.switch(view.mesh):
+                return view
+            time.sleep(5 * POLL_S)

@@ -1,0 +1,184 @@
+"""A member's connections: those that it works on, and those that it makes beside them while steps go on; and its mail.
+
+Who joins needs a new mesh, which all members connect beside the one they work on. A member has one of each at most.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from hive_qos.errors import HiveError, PeerError
+from transport.settings import Settings
+from transport.volatile import messages
+from transport.volatile.admission import LOOK_S, Plan
+from transport.volatile.mesh import CONNECT_S, Mesh
+from transport.volatile.messages import Ask, Connected, Mail
+from transport.volatile.register import Register
+from transport.volatile.transfer import UNANSWERED_S, Holder, Shelf
+from transport.volatile.view import Member
+from transport.work import Work
+
+_log = logging.getLogger("transport.volatile")
+
+
+class Links:
+    """See the module. For any thread.
+
+    Args:
+        me: the member whose they are.
+        settings: of its connections.
+        shelf: answers what the others ask for.
+        heard: takes each other message, in the transport's thread: short, and it waits for nothing.
+        on_loss: called there when a member is lost.
+    """
+
+    def __init__(
+        self,
+        register: Register,
+        me: Member,
+        *,
+        settings: Settings,
+        shelf: Shelf,
+        heard: Callable[[Member, Mail], None],
+        on_loss: Callable[[], None],
+    ) -> None:
+        self._register, self._me, self._shelf = register, me, shelf
+        self._settings = replace(settings, inspect=False)  # a member's socket serves all meshes
+        self._heard, self._on_loss = heard, on_loss
+        self._lock = threading.Lock()
+        self._present: Mesh | None = None
+        self._beside: Mesh | None = None
+        self._plan: Plan | None = None
+        self._closed = False
+        self._tags = itertools.count()
+
+    @property
+    def present(self) -> Mesh:
+        """The mesh that this member works on; it has one once it has joined."""
+        assert self._present is not None, "this member has not joined"
+        return self._present
+
+    @property
+    def newest(self) -> Mesh:
+        """The one beside it, where that stands; else the same."""
+        return self._beside or self.present
+
+    @property
+    def plan(self) -> Plan | None:
+        """The connections that were begun last; None where those were given up."""
+        return self._plan
+
+    def connect(self, number: int, members: frozenset[Member]) -> None:
+        """Connect to those members, and work on that.
+
+        Raises: as `Mesh.connect`.
+        """
+        self._present = self._connected_to(number, members)
+
+    def begin(self, number: int, members: frozenset[Member]) -> None:
+        """Connect in a thread of its own. Once it is done, all of them hear `Connected`, this member too."""
+        plan = Plan(number, members, time.monotonic() + CONNECT_S + LOOK_S)
+        with self._lock:
+            self._plan = plan
+        run = functools.partial(self._connect_beside, plan)
+        threading.Thread(target=run, name="hive-volatile-connect", daemon=True).start()
+
+    def give_up_plan(self) -> None:
+        """Take no connections that do not stand yet."""
+        with self._lock:
+            if self._plan is not None and self._plan.number > (self._beside or self.present).number:
+                self._plan = None
+
+    def switch(self, number: int) -> bool:
+        """Work on the mesh of that number from now on; whether this member has it."""
+        with self._lock:
+            if self._present is not None and self._present.number == number:
+                return True
+            if self._beside is None or self._beside.number != number:
+                return False
+            before, self._present, self._beside = self._present, self._beside, None
+        if before is not None:
+            before.close_soon()
+        return True
+
+    def mail(self, to: Member, message: Mail) -> Work | None:
+        """Send a message, to this member itself, too; None where that one cannot be reached."""
+        if to == self._me:
+            self._heard(to, message)
+            return None
+        mesh = self._mesh_of(to)
+        return None if mesh is None else mesh.mail(to, messages.encode(message))
+
+    def holders(self, members: Sequence[Member]) -> list[Holder]:
+        """Those of the members that can be asked for what they hold."""
+        mesh = self.present
+        lost = mesh.lost()
+        return [
+            Holder(one, functools.partial(self._question, mesh, one))
+            for one in members
+            if one != self._me and one in mesh.members and one not in lost
+        ]
+
+    def close(self) -> None:
+        """Leave all of them. Idempotent."""
+        with self._lock:
+            self._closed = True
+            meshes = [one for one in (self._present, self._beside) if one is not None]
+            self._beside = None
+        for one in meshes:
+            one.close()
+
+    def _connected_to(self, number: int, members: frozenset[Member]) -> Mesh:
+        return Mesh.connect(
+            self._register,
+            number,
+            members,
+            self._me,
+            settings=self._settings,
+            on_mail=self._mailed,
+            on_loss=self._on_loss,
+        )
+
+    def _connect_beside(self, plan: Plan) -> None:
+        try:
+            mesh = self._connected_to(plan.number, plan.members)
+        except HiveError as error:
+            _log.info("mesh %d did not connect: %s", plan.number, error)
+            return
+        with self._lock:
+            kept = self._plan is plan and not self._closed
+            replaced, self._beside = (self._beside, mesh) if kept else (mesh, self._beside)
+        if replaced is not None:
+            replaced.close()
+        if kept:
+            self._heard(self._me, Connected(plan.number))
+        for one in plan.members - {self._me} if kept else ():
+            mesh.mail(one, messages.encode(Connected(plan.number)))
+
+    def _mailed(self, sender: Member, data: bytes) -> None:
+        """In the transport's thread."""
+        try:
+            message = messages.decode(data, sender=str(sender))
+        except PeerError as error:
+            _log.warning("%s", error)
+            return
+        if not isinstance(message, Ask):
+            self._heard(sender, message)
+        elif (mesh := self._mesh_of(sender)) is not None:
+            mesh.reply(sender, message.tag, self._shelf.answer(message))
+
+    def _mesh_of(self, member: Member) -> Mesh | None:
+        meshes = (self._present, self._beside)
+        return next((one for one in meshes if one is not None and member in one.members), None)
+
+    def _question(self, mesh: Mesh, member: Member, step: int, index: int | None) -> Work:
+        tag = next(self._tags)
+        work = mesh.replied(member, tag, timeout_s=UNANSWERED_S)
+        mesh.mail(member, messages.encode(Ask(step, index, tag)))
+        return work
