@@ -188,6 +188,8 @@ class AsyncDiLoCo(GlobalAlgorithm):
             snapshot = self._newest(place)
             sums = self._contribution(place, snapshot)
             self.last = group.all_reduce(sums, ReduceOp.SUM, compression=self.compression, feedback=place)
+            if self.last.applied:  # this member was left behind, and has caught up with the merges of others
+                continue
             with self._lock:
                 self._apply(sums)
                 if snapshot is not None and self._counted(self.last):

@@ -98,7 +98,8 @@ class StreamingDiLoCo(GlobalAlgorithm):
 
         def exchange() -> Committed:
             committed = group.all_reduce(gradient, compression=self.compression, feedback=place)
-            self._apply([gradient])
+            if not committed.applied:
+                self._apply([gradient])
             return committed
 
         assert self._thread is not None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from hive_qos.errors import EvictedError, PeerError, TimedOutError
 from transport.tensors import TensorView
@@ -34,6 +34,15 @@ from transport.volatile.view import DIGEST_BYTES, Member, View
 _log = logging.getLogger("transport.volatile")
 
 ApplyResult = Callable[[int, Sequence[memoryview]], None]
+
+
+@dataclass(frozen=True)
+class Followed:
+    """The last step that was followed; `members` and `applied` as of `Committed`."""
+
+    step: int
+    members: tuple[Member, ...]
+    applied: bool
 
 
 class Follower:
@@ -159,48 +168,55 @@ class Follower:
 
     # Who was late.
 
-    def follow(
-        self, view: View, views: Sequence[TensorView], give_up_s: float, timeout_s: float
-    ) -> tuple[int, tuple[Member, ...]] | None:
-        """Take the next result of those who have committed it: its step and contributors; None where the view changes.
+    def follow(self, view: View, views: Sequence[TensorView], give_up_s: float, timeout_s: float) -> Followed | None:
+        """Take the next result of those who have committed it; None where the view changes before there is one.
+
+        With `apply_result` all results that there are: it gets those before the last one, each with its step. The
+        tensors hold the last one, unless that has other sizes, as where each step is of another part of a model.
+        Then `apply_result` gets that, too, and the tensors stay as they are.
 
         Raises:
             EvictedError: the result is not kept any more.
             TimedOutError: nobody has committed it in time.
-            PeerError: it does not fit what this member holds.
+            PeerError: it does not fit what this member holds; or it has other sizes, and there is no `apply_result`.
         """
-        control = self._control
+        control, last = self._control, None
         while control.view is view and control.state.phase is not Phase.FROZEN:
             control.raise_failure()
             state = control.state
             step = state.committed + 1
             if time.monotonic() >= give_up_s:
+                if last is not None:
+                    break
                 raise TimedOutError(f"following step {step}", timeout_s=timeout_s)
             chosen = commit.announced(state, step)
             found = self._fetch_result(step, chosen.members if chosen else view.workers[:HOLDERS_MAX])
+            if last is not None and not isinstance(found, Fetch):
+                break
             if isinstance(found, Absent):
                 raise EvictedError(f"{control.member} is too far behind: step {step} is not kept any more")
             if found is None:
                 self._say_ready(state)
                 continue
-            what, tensors = found.what, found.tensors()
-            if what.lengths != tuple(one.data.nbytes for one in views):
-                raise PeerError("the group", f"its tensors of step {what.step} have {what.lengths} bytes, not ours")
-            if not self._followed(what):
+            if not self._followed(found.what):
                 continue
-            if self._apply_result is not None and what.head > what.step and self._is_behind():
-                self._apply_result(what.step, tensors)
-                continue
-            for one, data in zip(views, tensors, strict=True):
-                one.data[:] = data
-            return what.step, what.members
-        return None
+            if last is not None and self._apply_result is not None:
+                self._apply_result(last.what.step, last.tensors())
+            last = found
+            if self._apply_result is None or found.what.head <= step:
+                break
+        return None if last is None else self._hand_over(last, views)
 
-    def _is_behind(self) -> bool:
-        """Whether there is one more result to follow, whatever becomes of the view."""
-        state = self._control.state
-        found = ask_all(self._control.links.holders(state.view.workers[:HOLDERS_MAX]), state.committed + 1)
-        return any(isinstance(one, Manifest) for one in found.values())
+    def _hand_over(self, last: Fetch, views: Sequence[TensorView]) -> Followed:
+        what = last.what
+        if what.lengths == tuple(one.data.nbytes for one in views):
+            for one, data in zip(views, last.tensors(), strict=True):
+                one.data[:] = data
+            return Followed(what.step, what.members, applied=False)
+        if self._apply_result is None:
+            raise PeerError("the group", f"its tensors of step {what.step} have {what.lengths} bytes, not ours")
+        self._apply_result(what.step, last.tensors())
+        return Followed(what.step, what.members, applied=True)
 
     # What both do.
 

@@ -70,12 +70,15 @@ class Committed:
         members: whose parts the result has, in rank order.
         attempts: how often it was reduced here; more than 1 after a loss, 0 where the result was fetched.
         contributed: this member's part is among them. Else it may be added to the next step's.
+        applied: `apply_result` has got the result, whose sizes are others than the caller's: the tensors are as they
+            were, and there is nothing left to apply.
     """
 
     step: int
     members: tuple[Member, ...]
     attempts: int
     contributed: bool = True
+    applied: bool = False
 
 
 class VolatileGroup:
@@ -162,7 +165,9 @@ class VolatileGroup:
         """Reduce the members' `tensors` into them, in place, as step `self.step + 1`; return when it is committed.
 
         Where this member was left behind and has `apply_result`, the steps up to the last one but one are applied by
-        it, and the tensors hold the result of the last one.
+        it, and the tensors hold the result of the last one. Tensors may have other sizes in each step, such as those of
+        a fragment of a model: where the last result is of another fragment, it is applied so, too
+        (`Committed.applied`).
 
         Args:
             quorum: the same on all members. With that many parts, and more than half of all, a step does not wait for
@@ -197,7 +202,9 @@ class VolatileGroup:
                 followed = self._follower.follow(view, views, give_up_s, timeout_s)
                 if followed is None:
                     continue
-                met = Committed(*followed, 0, contributed=False)
+                met = Committed(
+                    followed.step, followed.members, attempts=0, contributed=False, applied=followed.applied
+                )
                 break
             attempts += 1
             met = Committed(step, members, attempts)

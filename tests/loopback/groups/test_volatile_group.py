@@ -27,6 +27,7 @@ class Worker:
     """A member in a thread. Its weights are the sum of all results; it makes one step for each `allow()`.
 
     Args:
+        fragments: in turn each step is of so many of the first weights; () for steps of all of them.
         wishes: arguments of `VolatileGroup`, and `quorum` of its all-reduce.
     """
 
@@ -39,8 +40,10 @@ class Worker:
         follows: bool = True,
         apply_s: float = 0.0,
         engine: str = "auto",
+        fragments: Sequence[int] = (),
         **wishes: object,
     ) -> None:
+        self._fragments = fragments or (size,)
         self.name, self._store, self._follows, self._apply_s, self._engine = name, store, follows, apply_s, engine
         self._quorum = int(str(wishes.pop("quorum", 0)))
         self._wishes = wishes
@@ -76,12 +79,17 @@ class Worker:
     def step(self) -> int:
         return self.met[-1].step if self.met else 0
 
+    def _elems(self, step: int) -> int:
+        return self._fragments[step % len(self._fragments)]
+
     def _follow(self, step: int, tensors: Sequence[memoryview]) -> None:
         time.sleep(self._apply_s)
         self._applied(step, tensors)
 
     def _applied(self, step: int, tensors: Sequence[memoryview]) -> None:
-        self.weights += np.frombuffer(tensors[0], np.float32)
+        change = np.frombuffer(tensors[0], np.float32)
+        assert change.size == self._elems(step)
+        self.weights[: change.size] += change
         self.digests[step] = float(self.weights.sum())
 
     def _set(self, data: bytes) -> None:
@@ -110,9 +118,11 @@ class Worker:
                     self._steps.acquire()
                     if self._ending:
                         return
-                    change = self.part * (1.0 + sum(self.name.encode()) % 7)
+                    part = self.part[: self._elems(self.group.step + 1)]
+                    change = part * (1.0 + sum(self.name.encode()) % 7)
                     met = self.group.all_reduce(change, quorum=self._quorum)
-                    self._applied(met.step, [TensorView.of(change, writable=False).data])
+                    if not met.applied:
+                        self._applied(met.step, [TensorView.of(change, writable=False).data])
                     self.met.append(met)
         except HiveError as error:
             self.error = error
@@ -218,6 +228,25 @@ def test_a_late_part_is_left_out_and_its_member_takes_the_result(start: Callable
     until(lambda: late.step == 11)
     assert not late.met[-1].contributed
     assert late.met[-1].members == members[0].met[-1].members
+    agree(*members)
+
+
+@pytest.mark.parametrize("missed", [1, 2, 3])
+def test_who_was_late_applies_results_of_other_fragments_than_its_own(
+    start: Callable[..., Worker], missed: int
+) -> None:
+    members = trio(start, MemoryStore(), quorum=2, fragments=(1000, 600))
+    late = members[2]
+    for one in members:
+        one.allow(8)
+    until(lambda: all(one.step == 9 for one in members))
+    for one in members[:2]:
+        one.allow(missed)
+    until(lambda: all(one.step == 9 + missed for one in members[:2]))
+    late.allow(1)  # its part is of the first step that it has missed
+    until(lambda: late.step == 9 + missed)
+    assert (late.met[-1].contributed, late.met[-1].applied) == (False, missed == 2)
+    assert np.array_equal(late.weights, members[0].weights)
     agree(*members)
 
 
