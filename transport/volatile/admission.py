@@ -12,6 +12,14 @@ from transport.volatile.view import Member, View
 
 LOOK_S = 0.5
 """How often the first worker looks who asks to join: one small request."""
+BEAT_S = 1.0
+"""How often who waits says in the register that it lives."""
+DOUBT_S = 1.0
+"""Connections that are not there by then may wait for a process that has died: beats are read from then on."""
+SILENT_S = 3.0
+"""A candidate whose beat has stopped for so long is given up: two beats were missed, and the store may be slow."""
+HOLE_S = 10.0
+"""A request that is not written so long after its number was taken never will be: a store's calls end in that time."""
 
 
 @dataclass(frozen=True)
@@ -43,29 +51,79 @@ class Admission:
     """What one first worker knows of those who ask to join. Others keep one, too, which they do not use."""
 
     def __init__(self) -> None:
-        self.asked = 0
-        """How many requests to join were looked at."""
+        self._last = 0
+        self._holes: dict[int, float] = {}
         self._candidates: dict[Member, bool] = {}
+        self._failed: set[Member] = set()
+        self._named: set[Member] = set()
+        self._beats: dict[Member, tuple[int | None, float]] = {}
         self._connected: dict[int, set[Member]] = {}
+        self._planned_s: float | None = None
 
     @property
     def expects_somebody(self) -> bool:
         """Whether anybody is about to be let in."""
         return bool(self._candidates)
 
-    def hear(self, asked: int, found: Mapping[Member, bool], view: View) -> None:
-        """Take in the requests up to number `asked`: who it is, and whether it can follow."""
-        self.asked = asked
-        self._candidates.update({one: follows for one, follows in found.items() if one not in view.members})
+    # The queue of requests.
+
+    def to_read(self, view: View, last: int) -> list[int]:
+        """Which requests to read, where the newest is number `last`: new ones, and those that were not written yet."""
+        return [*sorted(self._holes), *range(max(self._last, view.asked) + 1, last + 1)]
+
+    def hear(self, found: Mapping[int, tuple[Member, bool] | None], view: View, now_s: float) -> None:
+        """Take in what was read, by number: who it is, and whether it can follow; None where nothing is written.
+
+        A process takes a number, then writes. It may have died between the two, so nobody behind it waits for it.
+        """
+        for number, request in sorted(found.items()):
+            self._last = max(self._last, number)
+            if request is None:
+                if now_s - self._holes.setdefault(number, now_s) >= HOLE_S:
+                    del self._holes[number]
+                continue
+            self._holes.pop(number, None)
+            member, follows = request
+            if member not in view.members:
+                self.forget([one for one in self._candidates if one.name == member.name and one != member])
+                self._candidates[member] = follows
+
+    @property
+    def asked(self) -> int:
+        """Up to which number nobody need look at the requests again."""
+        return min(self._holes) - 1 if self._holes else self._last
+
+    # Who is given up.
 
     def forget(self, members: Iterable[Member]) -> None:
         """They are no candidates any more. Who lives and is in no view asks again."""
         for one in members:
             self._candidates.pop(one, None)
+            self._beats.pop(one, None)
+            self._failed.discard(one)
+            self._named.discard(one)
 
-    def plan(self, number: int) -> None:
+    def doubted(self, now_s: float) -> list[Member]:
+        """Whose beats to read: candidates whose connections are not there soon."""
+        slow = self._planned_s is not None and now_s - self._planned_s >= DOUBT_S
+        return list(self._candidates) if slow else []
+
+    def beat(self, member: Member, count: int | None, now_s: float) -> bool:
+        """What its beat is now; whether that candidate is given up, as its beat has stopped."""
+        before, since_s = self._beats.setdefault(member, (count, now_s))
+        if count != before:
+            self._beats[member] = (count, now_s)
+        elif now_s - since_s >= SILENT_S:
+            self.forget([member])
+            return True
+        return False
+
+    # Connections.
+
+    def plan(self, number: int, now_s: float) -> None:
         """A plan was made, and nobody else's counts."""
         self._connected = {number: set()}
+        self._planned_s = now_s
 
     def connected(self, number: int, member: Member) -> None:
         """That member has the connections of that number."""
@@ -79,7 +137,6 @@ class Admission:
         *,
         plan: Plan | None,
         newest: int,
-        newest_members: Iterable[Member],
         newest_lost: Iterable[Member],
         now_s: float,
     ) -> MakePlan | LetIn | None:
@@ -88,18 +145,36 @@ class Admission:
         Args:
             living: the view's members but those that are lost.
             plan: the last one, unless it was given up.
-            newest, newest_members, newest_lost: the newest mesh that the first worker has, and who of it is lost.
+            newest, newest_lost: the newest mesh that the first worker has, and who of it is lost.
         """
         late = plan is not None and now_s > plan.give_up_s
-        if plan is not None and newest < plan.number and late:
-            self.forget(plan.members)
+        if plan is not None and late:
+            self._fail(plan.members)
         self.forget(newest_lost)
         if not self._candidates:
+            self._planned_s = None
             return None
-        wanted = living | self._candidates.keys()
-        if self._connected.get(newest, set()) >= wanted:
-            joining = frozenset(self._candidates) & frozenset(newest_members)
+        wanted = living | self._chosen()
+        there = frozenset(self._connected.get(newest, ()))
+        if there >= wanted:
+            joining = there & self._candidates.keys()
+            self._named |= joining
+            self._planned_s = None
             return LetIn(joining, self.asked, pause=not all(self._candidates[one] for one in joining))
-        if plan is None or late or (newest >= plan.number and not wanted <= plan.members):
+        if plan is None or late:
             return MakePlan(wanted)
-        return None
+        stands = newest >= plan.number
+        in_vain = not plan.members <= wanted  # it waits for one that was given up, or that others need not wait for
+        return MakePlan(wanted) if (not wanted <= plan.members if stands else in_vain) else None
+
+    def _fail(self, members: Iterable[Member]) -> None:
+        """Those were not connected in time, and one of them may never be: they are tried later, and one by one."""
+        for one in members:
+            if one in self._candidates and one not in self._named:
+                self._candidates[one] = self._candidates.pop(one)  # behind the others
+                self._failed.add(one)
+
+    def _chosen(self) -> frozenset[Member]:
+        """The candidates to connect to: all that have not failed, or the first one."""
+        fresh = frozenset(self._candidates.keys() - self._failed)
+        return fresh if fresh - self._named else fresh | frozenset(list(self._candidates)[:1])

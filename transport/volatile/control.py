@@ -37,8 +37,6 @@ from transport.work import Work
 
 _log = logging.getLogger("transport.volatile")
 
-LOST_S = 10.0
-"""How often the first worker tries a register that was lost, and says so."""
 TELL_S = 0.5
 """Who leaves waits so long for the others to have its word. Where they have not, they see a loss."""
 
@@ -78,6 +76,7 @@ class Control:
         self._todo: deque[Action] = deque()
         self._look_s = 0.0
         self._suspicious = False
+        self._register_lost = False
         self._thread = threading.Thread(target=self._run, name="hive-volatile", daemon=True)
 
     @property
@@ -133,10 +132,6 @@ class Control:
         """A step failed: have the view changed, or hear that it is."""
         self._suspicious = True
         self._wake.set()
-
-    def arrive(self, step: int, quorum: int) -> None:
-        """Say that this member's part of a step is ready."""
-        self.tell_first(Arrived(self.view.epoch, step, quorum))
 
     def some(self, members: Sequence[Member], name: str) -> Group | None:
         """A group of some workers, instead of the last such one; None while the view changes."""
@@ -347,16 +342,23 @@ class Control:
     def _look(self) -> None:
         """What the first worker does now and then, and a learner, which nobody need tell of a view.
 
-        Where the register is lost, steps go on until the view has to change.
+        Where the register is lost, steps go on until the view has to change. A try may take seconds, in which nothing
+        is heard, so there is as long a time between two.
         """
+        began_s = time.monotonic()
         try:
             if self.member in self.view.joining:
                 self.read_view()
             else:
                 self._first.admit()
         except RegisterLostError as error:
-            self._look_s = time.monotonic() + LOST_S
-            _log.warning("nobody can join: %s", error)
+            now_s = time.monotonic()
+            self._look_s = now_s + max(LOOK_S, now_s - began_s)
+            if not self._register_lost:
+                _log.warning("nobody can join: %s", error)
+            self._register_lost = True
+        else:
+            self._register_lost = False
 
     @property
     def is_idle(self) -> bool:

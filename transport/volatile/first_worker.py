@@ -66,17 +66,20 @@ class FirstWorker:
         """
         if not self.is_us:
             return
-        view, links, admission = self._view, self._agreement.links, self._admission
-        admission.hear(*self._register.asked(max(admission.asked, view.asked)), view)
-        newest = links.newest
-        match admission.next(
+        view, links, admission, now_s = self._view, self._agreement.links, self._admission, time.monotonic()
+        numbers = admission.to_read(view, self._register.asked())
+        admission.hear({number: self._register.request(number) for number in numbers}, view, now_s)
+        for one in admission.doubted(now_s):
+            if admission.beat(one, self._register.beat(one), now_s):
+                _log.info("%s asked to join, and is gone", one)
+        step = admission.next(
             frozenset(view.members) - links.present.lost(),
             plan=links.plan,
-            newest=newest.number,
-            newest_members=newest.members,
-            newest_lost=newest.lost(),
-            now_s=time.monotonic(),
-        ):
+            newest=links.newest.number,
+            newest_lost=links.newest.lost(),
+            now_s=now_s,
+        )
+        match step:
             case MakePlan(members):
                 self._connect(view, members)
             case LetIn(joining, asked, pause) if joining and not joining <= self._agreement.state.wish.joining:
@@ -87,7 +90,7 @@ class FirstWorker:
     def _connect(self, view: View, members: frozenset[Member]) -> None:
         number = self._register.plan_mesh(view.epoch, sorted(members))
         _log.info("mesh %d: %s", number, _named(members))
-        self._admission.plan(number)
+        self._admission.plan(number, time.monotonic())
         self._agreement.links.begin(number, members)
         for one in view.members:
             if one != self._agreement.member:

@@ -69,12 +69,17 @@ class Follower:
 
     # For those who are behind.
 
-    def give_state(self) -> None:
-        """Put the state on the shelf, if somebody learns and it is not there."""
+    def is_asked_for_state(self) -> bool:
+        """Whether somebody learns who has no state yet, and it is this member's to give one."""
         state, shelf = self._control.state, self._control.shelf
         holds = self._control.member in state.view.workers[:HOLDERS_MAX] and state.view.joining
-        if holds and shelf.wanted and not shelf.has_state() and state.phase is Phase.REDUCING:
-            shelf.put_state(state.committed, state.digest, bytes(self._get_state()))
+        return bool(holds) and shelf.wanted and not shelf.has_state() and state.phase is Phase.REDUCING
+
+    def give_state(self) -> None:
+        """Put the state on the shelf, if this member is asked for it."""
+        if self.is_asked_for_state():
+            state = self._control.state
+            self._control.shelf.put_state(state.committed, state.digest, bytes(self._get_state()))
 
     def keep(
         self, step: int, members: tuple[Member, ...], view: View, views: Sequence[TensorView], *, late: bool

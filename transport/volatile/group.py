@@ -38,6 +38,7 @@ from transport.volatile import commit
 from transport.volatile.commit import Commit, Differ, Phase, Prepared
 from transport.volatile.control import Control
 from transport.volatile.following import ApplyResult, Follower
+from transport.volatile.messages import Arrived
 from transport.volatile.register import POLL_S, Register
 from transport.volatile.transfer import (
     digest_of,
@@ -326,6 +327,8 @@ class VolatileGroup:
                     state, view = control.state, control.view
                     if state.phase is Phase.BEHIND:
                         return None, view
+                    if self._follower.is_asked_for_state():
+                        continue  # since a moment ago, and before the next step
                     waits = view.pause or len(view.workers) < self.members_min
                     if control.group is not None and state.phase is Phase.REDUCING and not waits:
                         return control.group, view
@@ -354,7 +357,7 @@ class VolatileGroup:
                     f"step {step}: {view.workers[0]} did not say whose parts count", timeout_s=timeout_s
                 )
             if now_s >= again_s:
-                control.arrive(step, quorum)
+                control.tell_first(Arrived(view.epoch, step, quorum))
                 again_s = now_s + ARRIVE_AGAIN_S
             with control.changed:
                 control.raise_failure()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from hive_qos.errors import TimedOutError
 from transport.volatile import commit
+from transport.volatile.admission import BEAT_S
 from transport.volatile.commit import State
 from transport.volatile.links import Links
 from transport.volatile.mesh import CONNECT_S
@@ -58,15 +59,17 @@ class Newcomer:
 
     def _be_admitted(self, view: View, give_up_s: float, timeout_s: float) -> View | None:
         """Wait until this member learns; None where all others have left."""
-        ask_s, tried = 0.0, 0
+        asked, ask_s, beats, beat_s, tried = 0, 0.0, 0, 0.0, 0
         while True:
             now_s = time.monotonic()
             if now_s >= give_up_s:
-                what = f"joining: {view.workers[0]} did not admit {self.member}; if no member lives, start another job"
-                raise TimedOutError(what, timeout_s=timeout_s)
-            if now_s >= ask_s:
-                self.register.ask_to_join(self.member, follows=self.follows)
-                ask_s = now_s + 2 * CONNECT_S
+                raise TimedOutError(self._nobody_answers(view), timeout_s=timeout_s)
+            if now_s >= ask_s or asked <= view.asked:  # whoever is first now does not look at that request again
+                asked = self.register.ask_to_join(self.member, follows=self.follows)
+                ask_s = now_s + CONNECT_S
+            if now_s >= beat_s:
+                beats, beat_s = beats + 1, now_s + BEAT_S
+                self.register.say_waiting(self.member, beats)
             number = self.register.last_mesh()
             if number > tried and (note := self.register.mesh(number)) is not None:
                 tried = number
@@ -78,3 +81,10 @@ class Newcomer:
             if self.member in view.members and self.links.switch(view.mesh):
                 return view
             time.sleep(5 * POLL_S)
+
+    def _nobody_answers(self, view: View) -> str:
+        register = self.register
+        return (
+            f"joining: {view.workers[0]}, the first member of job {register.job}, did not admit {self.member}; if no "
+            f"member lives, begin anew under another HIVE_JOB, or delete {register.view_key} in the store"
+        )

@@ -11,7 +11,7 @@ import contextlib
 import hmac
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from hive_qos.errors import PeerError, RegisterLostError, TimedOutError
@@ -92,6 +92,11 @@ class Register:
         self._prefix = f"hive/volatile/{job}/"
         self._secret = secret
 
+    @property
+    def view_key(self) -> str:
+        """The key of the view in the store."""
+        return self._key("view")
+
     def view(self) -> View | None:
         """The view in force, or None before the first.
 
@@ -127,23 +132,36 @@ class Register:
             raise PeerError("register", f"{member} has left no note of where it stands, but something else")
         return stand
 
-    def ask_to_join(self, member: Member, *, follows: bool = True) -> None:
-        """Put `member` behind those who have asked before. `follows`: it can apply results of others."""
-        place = self.store.add(self._key("asked"), 1)
-        self._write(f"asks/{place}", cbor.encode_map({0: member.name, 1: member.incarnation, 2: follows}))
+    def ask_to_join(self, member: Member, *, follows: bool = True) -> int:
+        """Put `member` behind those who have asked before; its number. `follows`: it can apply results of others."""
+        number = self.store.add(self._key("asked"), 1)
+        self._write(f"asks/{number}", cbor.encode_map({0: member.name, 1: member.incarnation, 2: follows}))
+        return number
 
-    def asked(self, after: int) -> tuple[int, Mapping[Member, bool]]:
-        """Who has asked to join since place `after` and whether it follows; and the place to go on from."""
-        found: dict[Member, bool] = {}
-        last = self.store.add(self._key("asked"), 0)
-        for place in range(after + 1, last + 1):
-            held = self._read(f"asks/{place}")
-            if held is None:  # its number is taken, its name follows in a moment
-                return place - 1, found
-            with _readable("a request to join"):
-                values = cbor.decode_map(held)
-                found[Member(str(values[0]), int(values[1]))] = values[2] is True
-        return last, found
+    def asked(self) -> int:
+        """The number of the newest request to join."""
+        return self.store.add(self._key("asked"), 0)
+
+    def request(self, number: int) -> tuple[Member, bool] | None:
+        """Who has asked to join, and whether it follows; None where it has not written that yet, or died before."""
+        held = self._read(f"asks/{number}")
+        if held is None:
+            return None
+        with _readable("a request to join"):
+            values = cbor.decode_map(held)
+            return Member(str(values[0]), int(values[1])), values[2] is True
+
+    def say_waiting(self, member: Member, count: int) -> None:
+        """Tell whom `member` waits for that it lives: `count` is another one each time."""
+        self._write(_beat_key(member), cbor.encode_map({0: count}))
+
+    def beat(self, member: Member) -> int | None:
+        """The last such count, or None."""
+        held = self._read(_beat_key(member))
+        if held is None:
+            return None
+        with _readable("the beat of who waits"):
+            return int(cbor.decode_map(held)[0])
 
     def plan_mesh(self, epoch: int, members: Sequence[Member]) -> int:
         """Note that `members` are to connect to each other, by the word of a view's first worker; a number for it."""
@@ -197,13 +215,16 @@ class Register:
 class Bounded:
     """A store whose calls end in time: clients of remote ones wait for ever where a host is cut off.
 
-    A call that does not end keeps its thread, which is a daemon; later calls then fail at once.
+    A call that does not end keeps its thread, which is a daemon; later calls fail at once until it does end, as where
+    the host can be reached again.
     """
 
     def __init__(self, store: Store, timeout_s: float) -> None:
         self._store = store
         self._timeout_s = timeout_s
-        self._stuck = ""
+        self._lock = threading.Lock()
+        self._stuck: dict[threading.Event, str] = {}
+        """Calls that have not ended in time, and what they were for."""
 
     def get(self, key: str) -> bytes | None:
         return self._in_time(f"reading {key}", lambda: self._store.get(key))
@@ -218,25 +239,30 @@ class Bounded:
         return self._in_time(f"counting {key}", lambda: self._store.add(key, amount))
 
     def _in_time(self, what: str, call: Callable[[], T]) -> T:
-        if self._stuck:
-            raise RegisterLostError(what, f"it has not answered since {self._stuck}")
+        with self._lock:
+            if self._stuck:
+                raise RegisterLostError(what, f"it has not answered since {next(iter(self._stuck.values()))}")
         results: list[T] = []
         errors: list[BaseException] = []
+        ended = threading.Event()
 
         def run() -> None:
             try:
                 results.append(call())
             except BaseException as error:  # noqa: BLE001 - raised in the caller's thread
                 errors.append(error)
+            with self._lock:
+                ended.set()
+                self._stuck.pop(ended, None)
 
-        thread = threading.Thread(target=run, name="hive-register", daemon=True)
-        thread.start()
-        thread.join(self._timeout_s)
+        threading.Thread(target=run, name="hive-register", daemon=True).start()
+        if not ended.wait(self._timeout_s):
+            with self._lock:
+                if not ended.is_set():
+                    self._stuck[ended] = what
+                    raise RegisterLostError(what, f"no answer within {self._timeout_s:g} s")
         if errors:
             raise errors[0]
-        if not results:
-            self._stuck = what
-            raise RegisterLostError(what, f"no answer within {self._timeout_s:g} s")
         return results[0]
 
 
@@ -261,6 +287,10 @@ class RegisterRendezvous:
 
 def _frozen_key(epoch: int, member: Member) -> str:
     return f"frozen/{epoch}/{member.name}/{member.incarnation}"
+
+
+def _beat_key(member: Member) -> str:
+    return f"waits/{member.name}/{member.incarnation}"
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+from patience import wait_until
 
 from hive_qos.errors import PeerError, RegisterLostError, TimedOutError
 from transport.volatile.commit import Frozen, Wish
@@ -74,10 +75,12 @@ def test_notes_and_requests_come_back_as_they_were_written() -> None:
     notes.say_frozen(A, stand)
     assert notes.frozen(7, A) == stand
     assert notes.frozen(8, A) is None
-    notes.ask_to_join(A)
-    notes.ask_to_join(B, follows=False)
-    assert notes.asked(0) == (2, {A: True, B: False})
-    assert notes.asked(1) == (2, {B: False})
+    assert notes.ask_to_join(A) == 1
+    assert notes.ask_to_join(B, follows=False) == notes.asked() == 2
+    assert [notes.request(number) for number in (1, 2, 3)] == [(A, True), (B, False), None]
+    assert notes.beat(A) is None
+    notes.say_waiting(A, 5)
+    assert (notes.beat(A), notes.beat(B)) == (5, None)
     assert notes.last_mesh() == 1
     assert notes.plan_mesh(7, (A, B)) == notes.last_mesh() == 2
     assert notes.mesh(2) == (7, (A, B))
@@ -99,7 +102,7 @@ def test_a_register_that_has_forgotten_its_view_takes_no_successor() -> None:
         register(MemoryStore()).advance(SECOND, FIRST)
 
 
-def test_a_store_that_does_not_answer_is_lost_in_time_and_not_asked_again() -> None:
+def test_a_store_that_does_not_answer_is_lost_in_time_and_asked_again_when_it_has_answered() -> None:
     answers = threading.Event()
 
     class Silent(MemoryStore):
@@ -115,3 +118,6 @@ def test_a_store_that_does_not_answer_is_lost_in_time_and_not_asked_again() -> N
             notes.last_mesh()
     finally:
         answers.set()
+    wait_until(lambda: not notes.store._stuck)  # type: ignore[attr-defined]
+    assert notes.view() is None
+    assert notes.last_mesh() == 1

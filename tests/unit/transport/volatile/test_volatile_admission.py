@@ -1,0 +1,163 @@
+"""Who asks to join is connected beside the steps, and no candidate that died or cannot be reached keeps others out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from transport.volatile.admission import BEAT_S, DOUBT_S, HOLE_S, LOOK_S, SILENT_S, Admission, LetIn, MakePlan, Plan
+from transport.volatile.view import DIGEST_BYTES, Member, View
+
+A, B, C, D, E = (Member(name, 1) for name in "abcde")
+CONNECT_S = 10.0
+
+
+class First:
+    """The first worker of a view of `A` and `B`, in virtual time, with what it does by the word of its `Admission`."""
+
+    def __init__(self) -> None:
+        self.view = View(1, (A, B), 0, bytes(DIGEST_BYTES))
+        self.admission = Admission()
+        self.requests: dict[int, tuple[Member, bool] | None] = {}
+        self.living: set[Member] = set()
+        self.now_s = 0.0
+        self.plan: Plan | None = None
+        self.newest = 1
+        self.plans: list[frozenset[Member]] = []
+        self.let_in: LetIn | None = None
+
+    def ask(self, *members: Member, lives: bool = True, follows: bool = True) -> None:
+        for one in members:
+            self.requests[len(self.requests) + 1] = (one, follows)
+            if lives:
+                self.living.add(one)
+
+    def connected(self, *members: Member) -> None:
+        """Those have the connections of the last plan."""
+        assert self.plan is not None
+        for one in members:
+            self.admission.connected(self.plan.number, one)
+            if one == A:
+                self.newest = self.plan.number
+
+    def look(self) -> MakePlan | LetIn | None:
+        numbers = self.admission.to_read(self.view, len(self.requests))
+        self.admission.hear({one: self.requests[one] for one in numbers}, self.view, self.now_s)
+        for one in self.admission.doubted(self.now_s):
+            self.admission.beat(one, int(self.now_s / BEAT_S) if one in self.living else None, self.now_s)
+        found = self.admission.next(
+            frozenset(self.view.members), plan=self.plan, newest=self.newest, newest_lost=(), now_s=self.now_s
+        )
+        if isinstance(found, MakePlan):
+            self.plan = Plan(len(self.plans) + 2, found.members, self.now_s + CONNECT_S + LOOK_S)
+            self.plans.append(found.members)
+            self.admission.plan(self.plan.number, self.now_s)
+        if isinstance(found, LetIn):
+            self.let_in = found
+        return found
+
+    def until(self, end_s: float, *, reachable: Iterable[Member] = ()) -> None:
+        """Look now and then. A plan connects a second after it was made, if all in it live and can be reached."""
+        able = {*self.view.members, *reachable} & {*self.view.members, *self.living}
+        while self.now_s < end_s and self.let_in is None:
+            self.look()
+            self.now_s += LOOK_S
+            if (
+                self.plan is not None
+                and self.plan.members <= able
+                and self.now_s >= self.plan.give_up_s - CONNECT_S + 0.5
+            ):
+                self.connected(*self.plan.members)
+
+
+def test_all_who_ask_are_let_in_together_once_everybody_is_connected() -> None:
+    first = First()
+    first.ask(C)
+    first.ask(D, follows=False)
+    assert first.look() == MakePlan(frozenset({A, B, C, D}))
+    first.connected(A, B, C)
+    assert first.look() is None
+    first.connected(D)
+    assert first.look() == LetIn(frozenset({C, D}), 2, pause=True)
+
+
+def test_a_candidate_that_died_is_given_up_within_seconds_and_the_others_are_let_in() -> None:
+    first = First()
+    first.ask(C, lives=False)
+    first.ask(D)
+    first.until(60.0, reachable={D})
+    assert first.plans == [frozenset({A, B, C, D}), frozenset({A, B, D})]
+    assert first.let_in is not None
+    assert first.let_in.joining == {D}
+    assert first.now_s <= DOUBT_S + SILENT_S + 2.5
+
+
+def test_who_lives_and_is_slow_to_connect_is_not_given_up() -> None:
+    first = First()
+    first.ask(C)
+    first.until(CONNECT_S - LOOK_S)
+    assert first.plans == [frozenset({A, B, C})]
+    first.connected(A, B, C)
+    assert isinstance(first.look(), LetIn)
+
+
+def test_who_lives_and_cannot_be_reached_is_tried_after_the_others_and_does_not_keep_them_out() -> None:
+    first = First()
+    first.ask(C, D)
+    first.until(CONNECT_S + 2 * LOOK_S, reachable={D})
+    first.ask(E)  # while the first is tried alone
+    first.until(60.0, reachable={D, E})
+    assert first.let_in is not None
+    assert first.let_in.joining == {E}
+    assert first.now_s <= CONNECT_S + 4.0
+    first.view, first.let_in = View(2, (A, B, E), 0, bytes(DIGEST_BYTES), mesh=first.newest), None
+    first.admission.forget(first.view.members)
+    first.until(60.0, reachable={D})
+    assert first.let_in is not None
+    assert first.let_in.joining == {D}
+
+
+def test_who_is_to_be_let_in_is_in_each_later_plan_until_the_view_has_changed() -> None:
+    first = First()
+    first.ask(C)
+    first.look()
+    first.connected(A, B, C)
+    assert isinstance(first.look(), LetIn)
+    first.now_s = 2 * CONNECT_S  # a step takes so long
+    first.look()
+    first.ask(D)
+    assert first.look() == MakePlan(frozenset({A, B, C, D}))
+
+
+def test_a_later_process_of_the_same_name_takes_the_place_of_the_one_before() -> None:
+    first = First()
+    again = Member("c", 2)
+    first.ask(C, lives=False)
+    first.look()
+    first.ask(again)
+    assert first.look() == MakePlan(frozenset({A, B, again}))
+
+
+def test_those_behind_a_request_that_was_never_written_are_seen_and_it_is_not_waited_for_for_ever() -> None:
+    first = First()
+    first.requests[1] = None
+    first.ask(C)
+    assert first.look() == MakePlan(frozenset({A, B, C}))
+    assert first.admission.asked == 0  # whoever is first next reads it again
+    first.now_s = HOLE_S - 0.1
+    first.look()
+    assert first.admission.to_read(first.view, 2) == [1]
+    first.now_s = HOLE_S
+    first.look()
+    assert first.admission.to_read(first.view, 2) == []
+    assert first.admission.asked == 2
+
+
+def test_a_request_that_is_written_late_is_heard() -> None:
+    first = First()
+    first.requests[1] = None
+    first.ask(C)
+    first.look()
+    first.requests[1] = (D, True)
+    assert first.look() is None  # the plan under way comes first
+    first.connected(A, B, C)
+    assert first.look() == MakePlan(frozenset({A, B, C, D}))
