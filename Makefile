@@ -78,7 +78,7 @@ coverage: setup ## Lines that unit and loopback tests reach, in out/coverage; CO
 	@bash tools/coverage.sh $(BIN)/python $(COVERAGE)
 
 ##@ At night
-.PHONY: nightly test-law test-native test-torch fuzz sanitize sanitize-address sanitize-thread sanitize-faults test-pythons test-kernels test-page test-storage test-etcd test-chart test-image test-deb audit
+.PHONY: nightly test-law test-native test-torch fuzz sanitize sanitize-address sanitize-thread sanitize-faults test-pythons test-kernels test-page test-storage test-etcd test-churn test-chart test-image test-deb audit
 nightly: setup ## All below, a short benchmark, unstable tests, in hours; NIGHTLY="fuzz bench" for less
 	@$(BIN)/python -m tools.nightly $(NIGHTLY)
 
@@ -111,6 +111,10 @@ test-storage: setup ## Syncthing and rclone themselves beside a broker, in the l
 
 test-etcd: setup ## Volatile groups with Debian's etcd as their register, in a minute
 	@bash tools/etcd.sh $(BIN)/python
+
+test-churn: setup ## Random kills, stops and cut links in a volatile group, 10 minutes; CHURN="--seconds 30" for less
+	@rm -rf out/churn
+	@$(BIN)/python -m tools.measure.volatile_churn --keep out/churn $(CHURN)
 
 test-kernels: setup ## What touches the kernel, on Debian's kernels in qemu, as root: KERNELS="bookworm trixie"
 	@bash tools/kernels.sh $(BIN)/python $(KERNELS)

@@ -5,6 +5,8 @@ so, and the test kills it there.
 
     python volatile_member.py ADDRESS
     python volatile_member.py ADDRESS '{"name": "a", "stop": "reduced"}'
+
+ADDRESS is the register's: a Unix socket's path, or HOST:PORT.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import numpy as np
 
 from hive_qos.errors import HiveError
 from transport.group import Group
-from transport.settings import Settings
+from transport.settings import Settings, split_address
 from transport.volatile import group as volatile
 from transport.volatile.following import Follower
 from transport.volatile.register import MemoryStore, Register, Store
@@ -35,14 +37,18 @@ PARAMETERS = 20_000
 
 
 class StoreServer(BaseManager):
-    """Serves one `MemoryStore` to processes of this machine."""
+    """Serves one `MemoryStore` to other processes."""
+
+    @classmethod
+    def at(cls, address: str) -> StoreServer:
+        return cls(address=address if "/" in address else split_address("ADDRESS", address), authkey=SECRET)
 
 
 def serve(address: str) -> None:
-    """Serve a store at a Unix socket, for ever."""
+    """Serve a store, for ever."""
     store = MemoryStore()
     StoreServer.register("store", callable=lambda: store)
-    server = StoreServer(address=address, authkey=SECRET).get_server()
+    server = StoreServer.at(address).get_server()
     tell(serving=address)
     server.serve_forever()
 
@@ -50,7 +56,7 @@ def serve(address: str) -> None:
 def reach(address: str) -> Store:
     """The store that is served there."""
     StoreServer.register("store")
-    client = StoreServer(address=address, authkey=SECRET)
+    client = StoreServer.at(address)
     client.connect()
     return client.store()  # type: ignore[attr-defined]
 
@@ -148,7 +154,11 @@ def main(address: str, wishes: Mapping[str, Any]) -> int:
             get_state=weights.tobytes,
             set_state=set_state,
             apply_result=apply_result if wishes.get("follows", True) else None,
-            settings=Settings(listen="127.0.0.1", broker="off", receive_bytes_max=wishes.get("bytes_max", 2**30)),
+            settings=Settings(
+                listen=wishes.get("listen", "127.0.0.1"),
+                broker="off",
+                receive_bytes_max=wishes.get("bytes_max", 2**30),
+            ),
             join_timeout_s=wishes.get("join_s", 60.0),
         ) as group:
             group.leave_on(signal.SIGTERM)

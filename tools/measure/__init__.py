@@ -6,5 +6,5 @@ sampler    wire and CPU counters, from outside          usage      CPU seconds o
 series     counters over time, percentiles              programs   how our programs are started and ended
 reporting  what a command says and the report it leaves  wall_clock  a clock that is set while programs run
 compare    reports of several runs side by side         tail        a file of JSON lines that grows
-volatile_churn  members of a volatile group, killed and started at random: the weights of all have to agree
+volatile_churn  members of a volatile group, killed, stopped and cut off at random: the weights of all have to agree
 """

@@ -32,6 +32,7 @@ STEPS: Mapping[str, Sequence[str]] = {
     "page": (*MAKE, "test-page"),
     "storage": (*MAKE, "test-storage"),
     "etcd": (*MAKE, "test-etcd"),
+    "churn": (*MAKE, "test-churn"),
     "chart": (*MAKE, "test-chart"),
     "image": (*MAKE, "test-image"),
     "deb": (*MAKE, "test-deb"),
