@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from tools.bench import figures
-from tools.bench.records import Record, read
 from tools.bench.settings import FRAMES, OFFLOAD, OFFLOAD_DELAY
+from tools.measure.records import Record, read
 
 FILE = "report.json"
 Key: TypeAlias = tuple[str, str, str]

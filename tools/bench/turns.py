@@ -14,10 +14,10 @@ from tools.bench import machine
 from tools.bench.contenders import Contender
 from tools.bench.pairs import Pair, made
 from tools.bench.place import Place
-from tools.bench.records import Writer
 from tools.bench.settings import Settings
 from tools.bench.side import BenchError
 from tools.lab import Lab, LabError
+from tools.measure.records import Writer
 
 Measure: TypeAlias = Callable[[Pair], Sequence[Mapping[str, Any]]]
 

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import platform
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hive_qos import __version__
 from hive_qos.errors import ConfigurationError
-from tools.brokerbench.records import HEAD, Record, Writer, one_pool, read
+from tools.brokerbench.records import one_pool, read
 from tools.brokerbench.settings import QUICK, SCENARIOS, VARIANTS, Settings
 from tools.checkout import read_checkout
 from tools.measure.compare import print_comparison
-from tools.measure.reporting import EXIT_INTERRUPTED, console_of, fail, leave_report, say
+from tools.measure.records import Record, Writer, head_of
+from tools.measure.reporting import Output, ReportOnly, chosen, console_of, fail, measure_and_report, say
 
 if TYPE_CHECKING:
     from tools.brokerbench.run import Run
@@ -33,7 +33,7 @@ console = console_of(log_columns=170)
 @app.command()
 def bench(
     scenarios: Annotated[list[str] | None, typer.Argument(help=f"Any of {', '.join(SCENARIOS)}; all without.")] = None,
-    output: Annotated[Path, typer.Option(help="Where records, report and plots go.")] = Path("out/broker"),
+    output: Output = Path("out/broker"),
     quick: Annotated[bool, typer.Option("--quick", help="One short round; says less.")] = False,
     variants: Annotated[str, typer.Option(help="Which take turns.")] = ",".join(VARIANTS),
     rounds: Annotated[int | None, typer.Option(help="Turns of the variants.")] = None,
@@ -41,9 +41,7 @@ def bench(
     add: Annotated[bool, typer.Option("--add", help="Add rounds to the records that are there.")] = False,
     engine: Annotated[str, typer.Option(help="Of the transport: auto, native or aioquic.")] = Settings().engine,
     busy: Annotated[bool, typer.Option("--busy", help="Ranks compute on a core, not asleep.")] = False,
-    report_only: Annotated[
-        bool, typer.Option("--report-only", help="Compute from the records that are there.")
-    ] = False,
+    report_only: ReportOnly = False,
     by_commit: Annotated[
         bool, typer.Option("--by-commit", help="Show the records' versions side by side; measure nothing.")
     ] = False,
@@ -57,25 +55,15 @@ def bench(
     if by_commit:
         _side_by_side(output)
         return
-    names = scenarios or list(SCENARIOS)
-    unknown = [name for name in names if name not in SCENARIOS]
-    if unknown:
-        fail(console, f"no scenario {', '.join(unknown)}; there are {', '.join(SCENARIOS)}")
+    names, measure = chosen(console, scenarios, SCENARIOS), None
     if not report_only:
         try:
             settings = _settings(quick=quick, variants=variants, rounds=rounds, steps=steps, engine=engine, busy=busy)
             before = _rounds_to_add_to(output) if add else []
         except (ConfigurationError, OSError, ValueError) as error:
             fail(console, str(error))
-        from tools.lab import privilege
-
-        privilege.ensure([sys.executable, "-m", "tools.brokerbench", *sys.argv[1:]])
-        try:
-            _measure([name for name in SCENARIOS if name in names], output, settings, before=before, add=add)
-        except KeyboardInterrupt:
-            console.print("interrupted; everything is taken down", style="yellow")
-            raise typer.Exit(EXIT_INTERRUPTED) from None
-    _report(output)
+        measure = partial(_measure, names, output, settings, before=before, add=add)
+    measure_and_report(console, output, "tools.brokerbench", measure=measure)
 
 
 def _rounds_to_add_to(output: Path) -> Sequence[Record]:
@@ -106,21 +94,14 @@ def _settings(
 
 def _measure(names: list[str], output: Path, settings: Settings, *, before: Sequence[Record], add: bool) -> None:
     from tools.brokerbench.run import Run  # the lab among what it imports, which wants the privilege
-    from tools.measure.surroundings import terminated_like_interrupted
 
     functions = _functions()
+    versions = {"hive-qos": __version__, "python": platform.python_version()}
     writer = Writer(output, add=add)
     begin_s = time.monotonic()
-    head: Mapping[str, Any] = {
-        "kind": HEAD,
-        "settings": settings.as_record(),
-        "scenarios": names,
-        "versions": {"hive-qos": __version__, "python": platform.python_version(), **read_checkout().as_record()},
-        "machine": {"cores": os.cpu_count(), "kernel": os.uname().release, "load": os.getloadavg()[0]},
-    }
-    writer.write(head)
+    writer.write(head_of(settings=settings.as_record(), scenarios=names, versions=versions))
     try:
-        with terminated_like_interrupted(), console.status("") as status:
+        with console.status("") as status:
             run = Run(settings, writer, before=before, say=partial(say, console), show=status.update)
             for name in names:
                 say(console, f"{name} ({time.monotonic() - begin_s:.0f} s so far)")
@@ -157,12 +138,6 @@ def _side_by_side(output: Path) -> None:
     except (OSError, ValueError) as error:
         fail(console, str(error))
     print_comparison(console, [report.compute(pool.heads, pool.records) for pool in pools])
-
-
-def _report(output: Path) -> None:
-    from tools.brokerbench import plots, report, table  # matplotlib starts threads: then no namespace can be entered
-
-    leave_report(console, output, write=report.write, draw=plots.draw, markdown=table.markdown, show=table.print_report)
 
 
 if __name__ == "__main__":

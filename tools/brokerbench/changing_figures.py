@@ -26,8 +26,8 @@ from itertools import count, takewhile
 from typing import Any, TypeAlias
 
 from tools.brokerbench.figures import Figures, Interval, counter_of, followed_within, idle_share, jain, series_of
-from tools.brokerbench.records import Record
 from tools.measure.fixed import SHAPED_SHARE
+from tools.measure.records import Record
 from tools.measure.series import Series, percentile
 
 SETTLED_AFTER_S = (4.0, 3.0, 6.0)

@@ -36,7 +36,7 @@ from collections.abc import Sequence
 
 from shaping.model.names import DESTINATION_MINOR
 from tools.brokerbench.figures import Figures, gaps, spread
-from tools.brokerbench.records import Record
+from tools.measure.records import Record
 
 PURGED_FROM_BYTES, PURGED_SHARE = 6_000, 0.25
 ROW_COLUMNS = 5

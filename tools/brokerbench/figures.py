@@ -25,8 +25,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from tools.brokerbench.records import Record
 from tools.measure.fixed import SHAPED_SHARE
+from tools.measure.records import Record
 from tools.measure.series import Series, percentile
 
 Interval: TypeAlias = tuple[float, float]

@@ -12,8 +12,8 @@ import statistics
 from collections.abc import Sequence
 
 from tools.brokerbench.figures import WIRE_OF_PAYLOAD, Figures, counter_of, series_of
-from tools.brokerbench.records import Record
 from tools.measure.fixed import SHAPED_SHARE
+from tools.measure.records import Record
 from tools.measure.series import percentile
 
 SETTLING_STEPS = 6

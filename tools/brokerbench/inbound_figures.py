@@ -15,8 +15,8 @@ from typing import Any
 
 from tools.brokerbench.changing_figures import PARTS, Span, capacity, settled, steps_s, whole
 from tools.brokerbench.figures import WIRE_OF_PAYLOAD, Figures, series_of
-from tools.brokerbench.records import Record
 from tools.brokerbench.settings import IDLE
+from tools.measure.records import Record
 
 RECEIVER = "b"
 

@@ -1,42 +1,14 @@
-"""The raw records of a run: one JSON line a block, from which every figure can be computed again."""
+"""The runs that a file of records holds in a row, pooled by the version of the sources that they measured."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
 
 from tools.checkout import Checkout
-
-Record: TypeAlias = Mapping[str, Any]
-
-FILE = "records.jsonl"
-HEAD = "run"
-"""Kind of the first record of each run: settings, versions, machine. A file may hold several runs in a row."""
-
-
-class Writer:
-    """Appends records to a file.
-
-    Args:
-        add: keep what is there.
-    """
-
-    def __init__(self, directory: Path, *, add: bool) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        self.directory = directory
-        self._file = (directory / FILE).open("a" if add else "w", encoding="utf-8")
-
-    def write(self, record: Record) -> None:
-        """Append one, at once: a run that dies keeps what it had."""
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        """No more records."""
-        self._file.close()
+from tools.measure.records import FILE, HEAD, Record
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from tools.brokerbench import changing_figures, failing_figures, figures, fresh_figures, inbound_figures
-from tools.brokerbench.records import Record, one_pool, read
+from tools.brokerbench.records import one_pool, read
 from tools.brokerbench.settings import IDLE, SCENARIOS
+from tools.measure.records import Record
 
 FILE = "report.json"
 

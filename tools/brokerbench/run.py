@@ -10,9 +10,9 @@ from typing import Any
 
 from hive_qos.errors import HiveError
 from tools.brokerbench import decisions
-from tools.brokerbench.records import Record, Writer
 from tools.brokerbench.settings import Settings
 from tools.brokerbench.stage import Stage
+from tools.measure.records import Record, Writer
 
 
 def turned(names: Sequence[str], number: int) -> tuple[str, ...]:

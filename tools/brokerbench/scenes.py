@@ -64,11 +64,11 @@ class Scene:
     sampled: tuple[str, ...]
 
 
-def sender(settings: Settings, *, name: str = "sender") -> Scene:
-    """The bottleneck is the sender's own link."""
-    lab = _hosts(name, "abs", routers="r")
+def sender(settings: Settings, *, name: str = "sender", more: str = "") -> Scene:
+    """The bottleneck is the sender's own link. `more`: hosts that train, too."""
+    lab = _hosts(name, f"abs{more}", routers="r")
     rate = settings.rate_bits_per_s
-    for host in "abs":
+    for host in f"abs{more}":
         lab.link(host, "r", rate_bits_per_s=rate, buffer_s=settings.buffer_s)
     return Scene(
         name=name,
@@ -78,7 +78,7 @@ def sender(settings: Settings, *, name: str = "sender") -> Scene:
         flooders=("a",),
         target="s",
         target_address=lab["s"].address,
-        believed_bits_per_s={"a": rate, "b": rate},
+        believed_bits_per_s=dict.fromkeys(f"ab{more}", rate),
         compute=Counter(node="r", interface=lab["r"].interface_on("b"), column=SENT),
         storage=Counter(node="r", interface=lab["r"].interface_on("s"), column=SENT),
         sampled=("r", "a"),

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from tools.bench.figures import ratios, spread
-from tools.bench.records import Record, read
 from tools.collectivesbench import figures
 from tools.collectivesbench.contenders import GLOO, GLOOS
 from tools.collectivesbench.goals import goals
+from tools.measure.records import Record, read
 
 FILE = "report.json"
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from hive_qos.units import format_size
 from tools.bench import machine
-from tools.bench.records import Writer
 from tools.bench.turns import Attempts
 from tools.collectivesbench import contenders, groups, networks
 from tools.collectivesbench.budget import Budget
@@ -18,6 +17,7 @@ from tools.collectivesbench.contenders import Contender
 from tools.collectivesbench.groups import Group
 from tools.collectivesbench.networks import Network
 from tools.collectivesbench.settings import Settings
+from tools.measure.records import Writer
 
 FEWEST_TURNS = 2
 """Of a cell: one that warms up, and one that counts."""

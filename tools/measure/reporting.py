@@ -1,17 +1,23 @@
-"""What a benchmark's command says, and the report that it leaves: JSON, Markdown, plots and tables."""
+"""What a benchmark's command takes and says, and the report that it leaves: JSON, Markdown, plots and tables."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Annotated, NoReturn, TypeAlias
 
 import typer
 from rich.console import Console
 
+from tools.measure.surroundings import terminated_like_interrupted
+
 EXIT_FAILED, EXIT_INTERRUPTED = 2, 130
 
-Report = TypeVar("Report")
+Output: TypeAlias = Annotated[Path, typer.Option(help="Where records, report and plots go.")]
+ReportOnly: TypeAlias = Annotated[bool, typer.Option("--report-only", help="Compute from the records that are there.")]
 
 
 def console_of(log_columns: int) -> Console:
@@ -31,28 +37,56 @@ def fail(console: Console, text: str) -> NoReturn:
     raise typer.Exit(EXIT_FAILED)
 
 
-def leave_report(
-    console: Console,
-    output: Path,
-    *,
-    write: Callable[[Path], Report],
-    draw: Callable[[Report, Path], object],
-    markdown: Callable[[Report], str],
-    show: Callable[[Console, Report], None],
+def progress_of(console: Console, *, seconds: float) -> Callable[[str], None]:
+    """What says lines of what goes on, each with the time since now, of so many seconds."""
+    begin_s = time.monotonic()
+    return lambda text: say(console, f"{time.monotonic() - begin_s:5.0f} of {seconds:.0f} s  {text}")
+
+
+def chosen(console: Console, scenarios: Sequence[str] | None, known: Iterable[str]) -> list[str]:
+    """The named scenarios in the order of a run, or all of them; an unknown one ends the command."""
+    known = list(known)
+    if unknown := [name for name in scenarios or () if name not in known]:
+        fail(console, f"no scenario {', '.join(unknown)}; there are {', '.join(known)}")
+    return [name for name in known if not scenarios or name in scenarios]
+
+
+def measure_and_report(
+    console: Console, output: Path, package: str, *, measure: Callable[[], None] | None, in_lab: bool = True
 ) -> None:
-    """Compute the report from the records in `output`, leave it there in all its forms, and show it.
+    """Measure, and leave the report, also where Ctrl-C or SIGTERM ends the measuring; the command then ends with 130.
 
     Args:
-        write: computes it and leaves report.json.
-        draw: leaves the plots.
-        markdown: its text for report.md.
-        show: prints its tables.
+        package: the benchmark's. Its `report.write` computes the report from the records in `output` and leaves
+            report.json, `plots.draw` leaves the plots, and `table` has the text and prints it.
+        measure: leaves the records; None where they are there already.
+        in_lab: it needs the privilege of a lab.
     """
+    interrupted = False
+    if measure is not None:
+        if in_lab:
+            from tools.lab import privilege
+
+            privilege.ensure([sys.executable, "-m", package, *sys.argv[1:]])
+        try:
+            with terminated_like_interrupted():
+                measure()
+        except KeyboardInterrupt:
+            console.print("interrupted; everything is taken down, and what was measured is reported", style="yellow")
+            interrupted = True
+    _leave_report(console, output, package)
+    if interrupted:
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _leave_report(console: Console, output: Path, package: str) -> None:
+    # Only now: matplotlib starts threads, and then no namespace can be entered.
+    report, plots, table = (importlib.import_module(f"{package}.{name}") for name in ("report", "plots", "table"))
     try:
-        found = write(output)
+        found = report.write(output)
     except (OSError, ValueError) as error:
         fail(console, f"{output}: {error}")
-    draw(found, output)
-    (output / "report.md").write_text(markdown(found), encoding="utf-8")
-    show(console, found)
+    plots.draw(found, output)
+    (output / "report.md").write_text(table.markdown(found), encoding="utf-8")
+    table.print_report(console, found)
     console.print(f"Report: {output}/report.json   Plots: {output}/*.png", highlight=False)

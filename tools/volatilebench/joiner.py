@@ -16,12 +16,10 @@ from tools.bench import machine
 from tools.bench.place import of_host, python
 from tools.bench.side import BenchError, Side
 from tools.brokerbench import scenes, shares
-from tools.brokerbench.scenes import Counter, Scene
 from tools.brokerbench.settings import IDLE
 from tools.brokerbench.settings import Settings as BrokerSettings
 from tools.brokerbench.stage import Stage
 from tools.collectivesbench.budget import Budget
-from tools.lab import Lab
 from tools.measure.crew import MeasureError
 from tools.measure.tail import Tail
 from tools.volatilebench.algorithms import Algorithm
@@ -42,32 +40,11 @@ STEP_S_MAX = 60.0
 """A step that takes longer is a hang."""
 
 
-def scene(settings: BrokerSettings) -> Scene:
-    """Four hosts at one router, with one rate; storage goes from a to s."""
-    lab, rate = Lab("volatilebench-joiner"), settings.rate_bits_per_s
-    lab.router("r")
-    for host in "abjs":
-        lab.host(host, congestion="cubic")
-        lab.link(host, "r", rate_bits_per_s=rate, buffer_s=settings.buffer_s)
-    return Scene(
-        name=JOINER,
-        lab=lab,
-        bottleneck="a-r",
-        rate_bits_per_s=rate,
-        flooders=("a",),
-        target="s",
-        target_address=lab["s"].address,
-        believed_bits_per_s={"a": rate, "b": rate, "j": rate},
-        compute=Counter(node="r", interface=lab["r"].interface_on("b"), column=scenes.SENT),
-        storage=Counter(node="r", interface=lab["r"].interface_on("s"), column=scenes.SENT),
-        sampled=("r",),
-    )
-
-
 def under_flood(run: Run, budget: Budget) -> None:
     """All cases, one after the other, of members that go on all the time."""
     settings = BrokerSettings(flood_s=3.0)
-    with run.guarded(JOINER, HIVE), _measured(), Stage(scene(settings), settings) as stage, ExitStack() as stack:
+    scene = scenes.sender(settings, name=JOINER, more=WHO_JOINS)
+    with run.guarded(JOINER, HIVE), _measured(), Stage(scene, settings) as stage, ExitStack() as stack:
         members = _Members(run, stage, stack, shares.payload_bytes(settings, settings.rate_bits_per_s))
         for condition, joining in CASES:
             stage.enter(condition)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tools.bench.figures import spread
-from tools.bench.records import Record, read
+from tools.measure.records import Record, read
 from tools.volatilebench import figures
 from tools.volatilebench.algorithms import REFERENCE
 from tools.volatilebench.goals import goals

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tools.bench.records import Writer
 from tools.bench.turns import Attempts
 from tools.collectivesbench.budget import Budget
+from tools.measure.records import Writer
 from tools.volatilebench.algorithms import Algorithm
 from tools.volatilebench.settings import Settings
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
-from tools.bench.records import HEAD, Writer
 from tools.collectivesbench import report, training
 from tools.collectivesbench.budget import Budget
 from tools.collectivesbench.contenders import competing
 from tools.collectivesbench.networks import one_host
 from tools.collectivesbench.settings import ALL, KIB, Settings, Sweep
 from tools.collectivesbench.sweep import Run, joined, sweep
+from tools.measure.records import HEAD, Writer
 
 SIZES = (KIB, 256 * KIB)
 SETTINGS = Settings(

@@ -12,9 +12,9 @@ import pytest
 from rich.console import Console
 
 from tools.bench import iperf, plots, report, table
-from tools.bench.records import Writer, read
 from tools.bench.settings import QUICK, SCENARIOS, Settings
 from tools.bench.side import BenchError
+from tools.measure.records import Writer, read
 
 
 def goal(found: dict[str, Any], name: str) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 from tools.brokerbench import plots, report, table
 from tools.brokerbench.__main__ import app
-from tools.brokerbench.records import Writer, read
+from tools.brokerbench.records import read
+from tools.measure.records import Writer
 
 
 def written(directory: Path, *, add: bool, rows: list[dict[str, Any]], **versions: object) -> None:

@@ -17,10 +17,10 @@ from tools.brokerbench import changing_figures, failing_figures, faults, report,
 from tools.brokerbench.figures import Figures
 from tools.brokerbench.inbound import conditions
 from tools.brokerbench.programs import changer, ending
-from tools.brokerbench.records import Writer
 from tools.brokerbench.run import Run
 from tools.brokerbench.settings import Settings
 from tools.measure import fixed_inbound
+from tools.measure.records import Writer
 
 MBIT = 1_000_000
 

@@ -11,10 +11,10 @@ from collectivesbench_records import HEAD, record, trained, urgent
 from rich.console import Console
 from typer.testing import CliRunner
 
-from tools.bench.records import Writer
 from tools.collectivesbench import networks, plots, report, table
 from tools.collectivesbench.__main__ import app
 from tools.collectivesbench.settings import MIB
+from tools.measure.records import Writer
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from tools.bench.records import Writer
 from tools.collectivesbench import networks
+from tools.measure.records import Writer
 from tools.volatilebench import figures, plots, report, table
 from tools.volatilebench.__main__ import app
 from tools.volatilebench.bounds import CHECKS
