@@ -5,11 +5,10 @@ all_reduce, TCP flows as storage, daemons in every host. `--report-only` compute
 records alone. The variants take turns within a round, because on a shared machine only what was measured within the
 same minutes can be compared. Who does what:
 
-    settings   what can be chosen, whole or quick    variants  idle, none, static, priority, quiet, brokered
-    scenes     hosts, links, who floods whom         stage     one scene with everything that runs in it
-    blocks     steps or seconds under one variant    shares    sender, receiver and remote bottleneck
-    changing, inbound, jobs, changes, faults, ...     the other scenarios
-    programs/  rank, flood, echoes, paced: the load  records   what was seen, a JSON line a block
-    figures    arithmetic on records, pure           report    figures and goals as JSON
-    table, plots                                     what a person sees
+    settings    what can be chosen, whole or quick    variants  idle, none, static, priority, quiet, brokered
+    scenes      hosts, links, who floods whom         stage     one scene with everything that runs in it
+    scenarios/  what is measured, a file each         programs/ rank, flood, echoes, paced: the load
+    records     what was seen, pooled by version      figures/  arithmetic on records, pure
+    report      figures and goals as JSON             table, plots  what a person sees
+    syncthing   Syncthing itself beside training, a measurement of its own
 """

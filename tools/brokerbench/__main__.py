@@ -113,7 +113,7 @@ def _measure(names: list[str], output: Path, settings: Settings, *, before: Sequ
 
 
 def _functions() -> Mapping[str, Callable[[Run], None]]:
-    from tools.brokerbench import changes, changing, faults, fresh, holding, inbound, jobs, many_flows, shares
+    from tools.brokerbench.scenarios import changes, changing, faults, fresh, holding, inbound, jobs, many_flows, shares
 
     return {
         "sender": lambda run: shares.measure(run, "sender"),

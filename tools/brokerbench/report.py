@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tools.brokerbench import changing_figures, failing_figures, figures, fresh_figures, inbound_figures
+from tools.brokerbench.figures import blocks, changing, failing, fresh, inbound
 from tools.brokerbench.records import one_pool, read
 from tools.brokerbench.settings import IDLE, SCENARIOS
 from tools.measure.records import Record
@@ -19,17 +19,17 @@ Goal: TypeAlias = tuple[str, float | None, str, float]
 """What it is about, what was found, `at_least` or `at_most`, the bound."""
 
 FIGURES: Mapping[str, Callable[[Sequence[Record]], Mapping[str, Any]]] = {
-    "sender": figures.shares,
-    "receiver": figures.shares,
-    "fresh": fresh_figures.fresh,
-    "remote": figures.shares,
-    "capacity": changing_figures.capacity,
-    "inbound": inbound_figures.inbound,
-    "jobs": changing_figures.jobs,
-    "changes": failing_figures.changes,
-    "flows": failing_figures.flows,
-    "faults": failing_figures.faults,
-    "hold": failing_figures.holds,
+    "sender": blocks.shares,
+    "receiver": blocks.shares,
+    "fresh": fresh.fresh,
+    "remote": blocks.shares,
+    "capacity": changing.capacity,
+    "inbound": inbound.inbound,
+    "jobs": changing.jobs,
+    "changes": failing.changes,
+    "flows": failing.flows,
+    "faults": failing.faults,
+    "hold": failing.holds,
 }
 
 STEP_GOALS = {"sender": (1.05, 1.15, 0.95), "receiver": (1.10, None, 0.85), "remote": (1.10, None, 0.85)}

@@ -26,8 +26,8 @@ from broker.adapters.http import ProgramHttp
 from broker.adapters.program import ProgramError
 from broker.policy.types import StorageProgram
 from tools.brokerbench import scenes
+from tools.brokerbench.scenarios.shares import JOB, payload_bytes
 from tools.brokerbench.settings import IDLE, Settings
-from tools.brokerbench.shares import JOB, payload_bytes
 from tools.brokerbench.stage import Job, Stage
 from tools.lab import privilege
 from tools.lab.host import Host

@@ -15,7 +15,8 @@ from typing import Any
 from tools.bench import machine
 from tools.bench.place import of_host, python
 from tools.bench.side import BenchError, Side
-from tools.brokerbench import scenes, shares
+from tools.brokerbench import scenes
+from tools.brokerbench.scenarios import shares
 from tools.brokerbench.settings import IDLE
 from tools.brokerbench.settings import Settings as BrokerSettings
 from tools.brokerbench.stage import Stage

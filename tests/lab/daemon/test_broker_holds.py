@@ -17,7 +17,7 @@ from broker_host import COMMAND, PEERS, STORAGE, TRAINER, Broker, broker_in
 from patience import LIMIT_S, wait_until
 
 from broker.enforce.ingress import LOST_AGAIN_S
-from tools.brokerbench.figures import gaps
+from tools.brokerbench.figures.blocks import gaps
 from tools.lab import Lab
 from tools.lab.host import Host
 

@@ -13,11 +13,14 @@ from hypothesis import strategies as st
 from hive_qos.errors import HiveError
 from shaping.model.observations import Capabilities
 from shaping.plan.desired_tree import desired_tree
-from tools.brokerbench import changing_figures, failing_figures, faults, report, scenes, variants
-from tools.brokerbench.figures import Figures
-from tools.brokerbench.inbound import conditions
+from tools.brokerbench import report, scenes, variants
+from tools.brokerbench.figures import changing as changing_figures
+from tools.brokerbench.figures import failing as failing_figures
+from tools.brokerbench.figures.blocks import Figures
 from tools.brokerbench.programs import changer, ending
 from tools.brokerbench.run import Run
+from tools.brokerbench.scenarios import faults
+from tools.brokerbench.scenarios.inbound import conditions
 from tools.brokerbench.settings import Settings
 from tools.measure import fixed_inbound
 from tools.measure.records import Writer

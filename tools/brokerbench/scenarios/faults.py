@@ -24,8 +24,8 @@ from shaping.kernel import RealKernel
 from shaping.model.names import INNER_MINOR
 from tools.brokerbench import scenes
 from tools.brokerbench.run import Run
+from tools.brokerbench.scenarios.shares import JOB, counters_of, payload_bytes
 from tools.brokerbench.scenes import Scene
-from tools.brokerbench.shares import JOB, counters_of, payload_bytes
 from tools.brokerbench.stage import Job, Stage
 from tools.brokerbench.variants import HERE
 from tools.measure import fixed_inbound

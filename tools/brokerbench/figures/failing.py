@@ -35,7 +35,7 @@ import statistics
 from collections.abc import Sequence
 
 from shaping.model.names import DESTINATION_MINOR
-from tools.brokerbench.figures import Figures, gaps, spread
+from tools.brokerbench.figures.blocks import Figures, gaps, spread
 from tools.measure.records import Record
 
 PURGED_FROM_BYTES, PURGED_SHARE = 6_000, 0.25

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from tools.brokerbench import scenes
 from tools.brokerbench.run import Run, turned
-from tools.brokerbench.shares import JOB, payload_bytes
+from tools.brokerbench.scenarios.shares import JOB, payload_bytes
 from tools.brokerbench.stage import Job, Stage
 
 SCENARIO = "capacity"

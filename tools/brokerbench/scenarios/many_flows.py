@@ -19,8 +19,8 @@ import psutil
 from tools.brokerbench import scenes
 from tools.brokerbench.programs import flood
 from tools.brokerbench.run import Run
+from tools.brokerbench.scenarios.shares import JOB, payload_bytes
 from tools.brokerbench.settings import Settings
-from tools.brokerbench.shares import JOB, payload_bytes
 from tools.brokerbench.stage import Job, Stage
 from tools.measure.brokers import Seat, configuration, group_of
 from tools.measure.crew import MeasureError

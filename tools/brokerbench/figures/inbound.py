@@ -1,6 +1,6 @@
 """Figures of the way in that changes, from raw records alone: pure functions.
 
-As of the capacity scenario (`changing_figures`), where the one who follows is the receiver's broker, with what it takes
+As of the capacity scenario (`changing`), where the one who follows is the receiver's broker, with what it takes
 its way in for; and besides, in the settled time of each part and in the whole of it:
 
 - of idle: the median step, divided by that of the same part of the idle block of the round; of rounds the median.
@@ -13,8 +13,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from tools.brokerbench.changing_figures import PARTS, Span, capacity, settled, steps_s, whole
-from tools.brokerbench.figures import WIRE_OF_PAYLOAD, Figures, series_of
+from tools.brokerbench.figures.blocks import WIRE_OF_PAYLOAD, Figures, series_of
+from tools.brokerbench.figures.changing import PARTS, Span, capacity, settled, steps_s, whole
 from tools.brokerbench.settings import IDLE
 from tools.measure.records import Record
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from tools.brokerbench import scenes
 from tools.brokerbench.run import Run, turned
-from tools.brokerbench.shares import counters_of, payload_bytes
+from tools.brokerbench.scenarios.shares import counters_of, payload_bytes
 from tools.brokerbench.stage import Job, Stage
 
 SCENARIO = "jobs"

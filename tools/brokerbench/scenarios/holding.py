@@ -10,7 +10,7 @@ import time
 
 from tools.brokerbench import scenes
 from tools.brokerbench.run import Run
-from tools.brokerbench.shares import JOB, payload_bytes
+from tools.brokerbench.scenarios.shares import JOB, payload_bytes
 from tools.brokerbench.stage import Job, Stage
 
 SCENARIO = "hold"

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 from tools.brokerbench import scenes
 from tools.brokerbench.run import Run
-from tools.brokerbench.shares import JOB, counters_of
+from tools.brokerbench.scenarios.shares import JOB, counters_of
 from tools.brokerbench.stage import Job, Stage
 
 SCENARIO = "fresh"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from tools.brokerbench.figures import WIRE_OF_PAYLOAD, Figures, counter_of, series_of
+from tools.brokerbench.figures.blocks import WIRE_OF_PAYLOAD, Figures, counter_of, series_of
 from tools.measure.fixed import SHAPED_SHARE
 from tools.measure.records import Record
 from tools.measure.series import percentile

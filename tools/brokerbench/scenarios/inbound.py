@@ -7,10 +7,11 @@ asks the brokers of the senders; or they have none, and what arrives is shaped o
 
 from __future__ import annotations
 
-from tools.brokerbench import changing, scenes
+from tools.brokerbench import scenes
 from tools.brokerbench.run import Run, turned
+from tools.brokerbench.scenarios import changing
+from tools.brokerbench.scenarios.shares import JOB, payload_bytes
 from tools.brokerbench.settings import IDLE, Settings
-from tools.brokerbench.shares import JOB, payload_bytes
 from tools.brokerbench.stage import Job, Stage
 from tools.brokerbench.variants import HERE
 

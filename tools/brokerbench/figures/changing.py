@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count, takewhile
 from typing import Any, TypeAlias
 
-from tools.brokerbench.figures import Figures, Interval, counter_of, followed_within, idle_share, jain, series_of
+from tools.brokerbench.figures.blocks import Figures, Interval, counter_of, followed_within, idle_share, jain, series_of
 from tools.measure.fixed import SHAPED_SHARE
 from tools.measure.records import Record
 from tools.measure.series import Series, percentile
