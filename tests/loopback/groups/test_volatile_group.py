@@ -6,12 +6,15 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from patience import wait_until
 
 from hive_qos.errors import EvictedError, HiveError, MisuseError, PeerError, RegisterLostError
+from transport.inspection import jobs
 from transport.settings import Settings
 from transport.tensors import TensorView
 from transport.volatile import commit
@@ -227,6 +230,33 @@ def test_a_process_that_died_when_it_had_asked_to_join_keeps_nobody_out(
     until(lambda: first.allow() or works(second, "a", "b"))
     assert time.monotonic() - began_s < CONNECT_S
     agree(first, second)
+
+
+def test_any_member_tells_of_view_and_commits_of_all_as_soon_as_one_has_joined(
+    start: Callable[..., Worker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    store = MemoryStore()
+    workers = [start(name, store, members_min=2) for name in "ab"]
+    for step in range(1, 1000):
+        for one in workers:
+            one.allow()
+        until(lambda step=step: all(one.step == step for one in workers))
+        if step == 1:
+            start("c", store)
+        if workers[0].group.view.joining:  # type: ignore[union-attr]
+            break
+        time.sleep(0.1)
+    # c learns, and stays a learner: nobody makes a step.
+    until(lambda: len(list(tmp_path.glob("hive-qos/jobs/*.sock"))) == 3)
+    for path in tmp_path.glob("hive-qos/jobs/*.sock"):
+
+        def told(path: Path = path) -> dict[str, dict[str, Any]]:
+            found = [one.get("volatile", {}) for one in jobs.ask(path, whole=True)["members"]]
+            return {one["member"]: one for one in found if one.get("joining") == ["c"]}
+
+        until(lambda told=told: sorted(told()) == ["a", "b", "c"])
+        assert all(told()[name]["commits"][-1]["digest"] == told()[name]["digest"] for name in "ab")
 
 
 def test_who_cannot_keep_up_is_waited_for_once_and_the_log_says_why(
