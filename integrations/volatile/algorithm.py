@@ -43,6 +43,7 @@ class Algorithm:
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         self.parameters = trainable(parameters, user=type(self).__name__)
+        self._gradient_bytes = sum(one.numel() * one.element_size() for one in self.parameters)
         self._inner = 0
         self._joined: VolatileGroup | None = None
         self.last: Committed | None = None
@@ -94,6 +95,8 @@ class Algorithm:
         self._before()
         yield
         self._inner += 1
+        if self._joined is not None:
+            self._joined.stepped(self._gradient_bytes)
         self._after(tokens)
 
     def finish(self) -> None:

@@ -128,6 +128,11 @@ class Control:
         if self._report is not None:
             self._report.saw(self.state)
 
+    def stepped(self, gradient_bytes: int) -> None:
+        """Count a step of the caller's training, for `hive-qos job`."""
+        if self._report is not None:
+            self._report.stepped(gradient_bytes)
+
     def suspect(self) -> None:
         """A step failed: have the view changed, or hear that it is."""
         self._suspicious = True

@@ -263,6 +263,14 @@ class VolatileGroup:
         self._settled(view, self.step + 1)
         return None
 
+    def stepped(self, gradient_bytes: int) -> None:
+        """Say that a step of training was made. `hive-qos job` then shows what DDP would have sent for it.
+
+        Args:
+            gradient_bytes: of all gradients of the model, in their dtype.
+        """
+        self._control.stepped(gradient_bytes)
+
     def leave(self) -> None:
         """Tell the others that this process goes, and close: within a second they go on.
 

@@ -14,6 +14,7 @@ from transport.inspection.member_socket import MemberSocket
 from transport.settings import Settings
 from transport.volatile.commit import State
 from transport.volatile.tape import Tape
+from transport.volatile.traffic import Traffic
 
 COMMITS_KEPT = 8
 """As many as somebody reads."""
@@ -34,6 +35,7 @@ class MemberReport:
         self._group = group
         self._state = state
         self._entered_s = time.time()
+        self._traffic = Traffic()
         self._commits: deque[dict[str, object]] = deque(maxlen=COMMITS_KEPT)
         self._tape = Tape(settings.tape, job=job, state=state) if settings.tape else None
         self._socket: MemberSocket | None = None
@@ -48,13 +50,20 @@ class MemberReport:
             self._commits.append({**told, "at_s": round(time.time(), 3)})
         if state.view.epoch > before.view.epoch:
             self._entered_s = time.time()
+        if state.committed > before.committed or state.view.epoch > before.view.epoch:
+            self._traffic.look(self._group())  # those of the view before: a new one may bring others
         if self._tape is not None:
             self._tape.saw(state)
+
+    def stepped(self, gradient_bytes: int) -> None:
+        """Its caller has made a step of training, of a model with so many bytes of gradients."""
+        self._traffic.stepped(gradient_bytes, members=len(self._state.view.workers))
 
     def document(self) -> Mapping[str, object]:
         """The part of a member's document that only volatile groups have. From any thread."""
         state = self._state
         view = state.view
+        self._traffic.look(self._group())
         return {
             "job": self._job,
             "volatile": {
@@ -70,6 +79,7 @@ class MemberReport:
                 "step": state.committed,
                 "digest": state.digest.hex(),
                 "commits": list(self._commits),
+                **self._traffic.document(),
             },
         }
 

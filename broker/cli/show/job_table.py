@@ -46,6 +46,7 @@ def _group(job: str, group: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield line("member", "step", "waits", "sent", "received", "saved")
     for one in members:
         yield _member(one)
+    yield from _beside_ddp(members)
     yield Text()
     yield from _links(members, names)
     yield from _commits(members)
@@ -121,11 +122,24 @@ def _member(one: Mapping[str, Any]) -> Row:
     longest = max((number(wait.get("since_s")) for wait in waits), default=0.0)
     told = f"{longest:.1f} s" if waits else "-"
     sent_bytes = number(one.get("sent_bytes")) + number(one.get("shared_bytes"))
-    cells = (step, told, size(sent_bytes), size(one.get("received_bytes")), size(one.get("saved_bytes")))
+    saved_bytes = one.get("saved_bytes")
+    if "sent_bytes" in state:  # since it joined, over all of its connections
+        sent_bytes = number(state.get("sent_bytes"))
+    if "ddp_bytes" in state:
+        saved_bytes = max(number(state.get("ddp_bytes")) - sent_bytes, 0.0)
+    cells = (step, told, size(sent_bytes), size(one.get("received_bytes")), size(saved_bytes))
     row = line(_name(one), *cells, style="bold")
     if state and state.get("phase") not in ("reducing", "prepared"):
         return Row(row.name, row.cells, row.first, tail=name_of(state.get("phase")), style="bold red")
     return row
+
+
+def _beside_ddp(members: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
+    """What members that meet once in many steps have sent, beside what DDP would have sent for these steps."""
+    counted = [state for one in members if "ddp_bytes" in (state := _volatile(one))]
+    if counted:
+        sent, ddp = (sum(number(one.get(key)) for one in counted) for key in ("sent_bytes", "ddp_bytes"))
+        yield note(f"all sent {size(sent)} since they joined; DDP would have sent {size(ddp)}")
 
 
 def _links(members: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> Iterator[RenderableType]:

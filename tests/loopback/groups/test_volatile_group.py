@@ -244,7 +244,7 @@ def test_any_member_tells_of_view_and_commits_of_all_as_soon_as_one_has_joined(
         until(lambda step=step: all(one.step == step for one in workers))
         if step == 1:
             start("c", store)
-        if workers[0].group.view.joining:  # type: ignore[union-attr]
+        if workers[0].group.view.joining:
             break
         time.sleep(0.1)
     # c learns, and stays a learner: nobody makes a step.

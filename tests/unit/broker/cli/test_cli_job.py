@@ -89,6 +89,15 @@ def test_members_that_committed_different_results_are_told() -> None:
     assert "step 41: abababababababab on a; cdcdcdcdcdcdcdcd on b\n" in texts[1]
 
 
+def test_what_members_that_meet_seldom_have_sent_is_told_beside_what_ddp_would_have() -> None:
+    traffic = {"sent_bytes": 2**20, "inner_steps": 400, "ddp_bytes": 100 * 2**20}
+    both = [member(rank, called=8, volatile={**volatile(name), **traffic}) for rank, name in enumerate("ab")]
+    text = screen(*both)
+    assert "a" + " " * 27 + "41           -       1 MiB       1 MiB      99 MiB\n" in text
+    assert "all sent 2 MiB since they joined; DDP would have sent 200 MiB\n" in text
+    assert "DDP" not in screen(member(0, called=8, volatile={**volatile("a"), "sent_bytes": 2**20}))
+
+
 def test_what_others_chose_cannot_reach_the_terminal_as_it_is() -> None:
     hostile = "\x1b[31m[bold]x\n" * 3
     one = member(0, called=1, volatile={**volatile(hostile), "phase": hostile, "step": hostile})
