@@ -5,7 +5,8 @@
     python examples/laptop.py --store 10.0.0.1:29500 --name laptop --minutes 10    # this one
 
 Nobody waits for anybody's steps. What a member learns counts by how much it learned from, and how fast. Set
-HIVE_JOB_SECRET to the same secret for all of them. Ctrl-C lets a member leave before its time.
+HIVE_JOB_SECRET to the same secret for all of them. Ctrl-C lets a member leave before its time, and so do SIGTERM and
+`--leave-at 08:00`, wherever it is in a step.
 """
 
 from __future__ import annotations
@@ -27,19 +28,22 @@ def main() -> None:
     parser.add_argument("--store", required=True, help="host:port of the register")
     parser.add_argument("--name", required=True, help="of this member, unique in the job")
     parser.add_argument("--minutes", type=float, default=10.0, help="how long it stays")
+    parser.add_argument("--leave-at", default="", help="the time of the day at which its owner comes, such as 08:00")
     arguments = parser.parse_args()
     host, _, port = arguments.store.rpartition(":")
     store = TCPStore(host, int(port), is_master=False)
     with contextlib.suppress(KeyboardInterrupt):
-        train(store, arguments.name, until_s=time.monotonic() + 60.0 * arguments.minutes)
+        until_s = time.monotonic() + 60.0 * arguments.minutes
+        train(store, arguments.name, until_s=until_s, leave_at=arguments.leave_at)
 
 
-def train(store: TCPStore, name: str, *, until_s: float) -> None:
+def train(store: TCPStore, name: str, *, until_s: float, leave_at: str) -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     algorithm = AsyncDiLoCo(model.parameters(), every=24, fragments=4)
     with algorithm.join(torch_register(store), name=name) as group:
+        group.leave_on(at=leave_at)
         torch.seed()
         seen, loss = 0, torch.zeros(())
         while time.monotonic() < until_s:

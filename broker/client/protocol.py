@@ -42,9 +42,9 @@ def session_socket_path(given: str | None = None) -> str | None:
     return None if path == SWITCHED_OFF else path
 
 
-def broker_socket_path() -> str:
-    """Where the HTTP socket is: beside the session socket of `$HIVE_BROKER`, else the default."""
-    session = session_socket_path() or os.path.join(DEFAULT_RUNTIME_DIRECTORY, SESSION_SOCKET_NAME)
+def broker_socket_path(given: str | None = None) -> str:
+    """Where the HTTP socket is: beside the session socket, as given or of `$HIVE_BROKER`, else the default."""
+    session = session_socket_path(given) or os.path.join(DEFAULT_RUNTIME_DIRECTORY, SESSION_SOCKET_NAME)
     return os.path.join(os.path.dirname(session), BROKER_SOCKET_NAME)
 
 

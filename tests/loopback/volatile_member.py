@@ -18,6 +18,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from multiprocessing.managers import BaseManager
 from typing import Any
 
@@ -156,12 +157,17 @@ def main(address: str, wishes: Mapping[str, Any]) -> int:
             apply_result=apply_result if wishes.get("follows", True) else None,
             settings=Settings(
                 listen=wishes.get("listen", "127.0.0.1"),
-                broker="off",
+                broker=wishes.get("broker", "off"),
                 receive_bytes_max=wishes.get("bytes_max", 2**30),
             ),
             join_timeout_s=wishes.get("join_s", 60.0),
         ) as group:
-            group.leave_on(signal.SIGTERM)
+            leave_at = datetime.now() + timedelta(seconds=wishes.get("leave_in_s", 0.0))
+            group.leave_on(
+                signal.SIGTERM,
+                at=leave_at.time().isoformat() if "leave_in_s" in wishes else "",
+                schedule=wishes.get("schedule", ""),
+            )
             tell(joined=group.step, at_s=time.monotonic())
             while group.step < wishes.get("steps", 10**9):
                 time.sleep(wishes.get("pause_s", 0.02))

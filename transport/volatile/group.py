@@ -34,7 +34,7 @@ from transport.collectives.reduce_op import ReduceOp
 from transport.group import Group
 from transport.settings import Settings
 from transport.tensors import TensorView
-from transport.volatile import commit
+from transport.volatile import commit, departure
 from transport.volatile.commit import Commit, Differ, Phase, Prepared
 from transport.volatile.control import Control
 from transport.volatile.following import ApplyResult, Follower
@@ -121,6 +121,7 @@ class VolatileGroup:
             raise MisuseError(f"a member's name has 1 to {NAME_BYTES_MAX} bytes: {name!r}")
         self.member = Member(name, secrets.randbits(62))
         self.members_min = members_min
+        self._broker = settings.broker
         self._control = Control(register, self.member, settings=settings)
         self._follower = Follower(
             self._control,
@@ -283,10 +284,16 @@ class VolatileGroup:
             time.sleep(POLL_S)
         self._go()
 
-    def leave_on(self, number: signal.Signals = signal.SIGTERM) -> None:
+    def leave_on(self, number: signal.Signals = signal.SIGTERM, *, at: str = "", schedule: str = "") -> None:
         """From now on that signal lets this process leave, whatever it does, and ends it: `SystemExit(0)` is raised.
 
         Call it in the main thread.
+
+        Args:
+            at: the process gets the signal when the local clock next shows this, such as "08:00"; "" for never.
+            schedule: and when the broker of this host says that this `[[schedule]]` of its holds; "" for none.
+
+        Raises: as `transport.volatile.departure.watch`.
         """
 
         def leave(_number: int, _frame: FrameType | None) -> None:
@@ -296,6 +303,15 @@ class VolatileGroup:
             raise SystemExit(0)
 
         signal.signal(number, leave)
+        if at or schedule:
+            main = threading.main_thread().ident or 0
+            departure.watch(
+                at=at,
+                schedule=schedule,
+                broker=self._broker,
+                leave=lambda: signal.pthread_kill(main, number),
+                is_over=lambda: self._control.closing,
+            )
 
     def close(self) -> None:
         """End without a word: the others see a loss. Idempotent."""

@@ -37,8 +37,7 @@ def job(
     Examples:
       hive-qos job
       hive-qos job llm --watch
-      hive-qos job --json | jq '.groups[].members[] | {rank, waits, sent_bytes, saved_bytes}'
-      hive-qos job --json | jq '.groups[].members[].volatile | {member, sent_bytes, ddp_bytes}'
+      hive-qos job --json | jq '.groups[].members[] | {rank, waits, saved_bytes, volatile}'
     """
     if not LIMIT_S_MIN <= limit_s <= LIMIT_S_MAX:  # nan as well, which typer's own bounds let pass
         raise typer.BadParameter(f"{limit_s:g} is not within {LIMIT_S_MIN:g} to {LIMIT_S_MAX:g}", param_hint="--limit")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from broker_support import CONFIGURATION, Running
 from patience import wait_until
 
 PROGRAM = Path(__file__).parents[1] / "volatile_member.py"
@@ -138,4 +139,30 @@ def test_learners_that_are_killed_or_lose_their_sources_stop_nobody(members: Mem
     members.start("z", parameters=size)
     members.processes["a"].kill()  # the first of its sources, and who lets it in
     members.meet_as("bcz")
+    members.check()
+
+
+def test_a_member_leaves_at_its_time_and_the_other_goes_on(members: Members) -> None:
+    members.start("a")
+    members.meet_as("a")
+    members.start("z", leave_in_s=4.0)
+    members.meet_as("az")
+    members.end_of("z")
+    assert members.processes["z"].returncode == 0, members.said()
+    members.meet_as("a")
+    members.check()
+
+
+def test_a_member_leaves_when_the_broker_says_that_its_schedule_holds(members: Members, running: Running) -> None:
+    members.start("a")
+    members.meet_as("a")
+    members.start("z", broker=running.sessions, schedule="office hours")
+    members.meet_as("az")
+    hours = '[[schedule]]\nname = "office hours"\nfrom = "00:00"\nto = "24:00"\ntimezone = "UTC"\n'
+    running.write(CONFIGURATION + hours + '[schedule.class.storage]\nceiling = "20 %"\n')
+    assert running.daemon is not None
+    running.daemon.reload()
+    members.end_of("z")
+    assert members.processes["z"].returncode == 0, members.said()
+    members.meet_as("a")
     members.check()
