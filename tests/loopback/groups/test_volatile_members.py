@@ -153,15 +153,19 @@ def test_a_member_leaves_at_its_time_and_the_other_goes_on(members: Members) -> 
     members.check()
 
 
-def test_a_member_leaves_when_the_broker_says_that_its_schedule_holds(members: Members, running: Running) -> None:
+def test_a_member_stays_while_the_broker_is_away_and_leaves_when_it_says_that_a_schedule_holds(
+    members: Members, running: Running
+) -> None:
     members.start("a")
     members.meet_as("a")
     members.start("z", broker=running.sessions, schedule="office hours")
     members.meet_as("az")
+    running.stop()
+    wait_until(lambda: "stays until the broker answers" in members.said(), what=members.said, limit_s=LIMIT_S)
     hours = '[[schedule]]\nname = "office hours"\nfrom = "00:00"\nto = "24:00"\ntimezone = "UTC"\n'
     running.write(CONFIGURATION + hours + '[schedule.class.storage]\nceiling = "20 %"\n')
-    assert running.daemon is not None
-    running.daemon.reload()
+    assert members.processes["z"].poll() is None, members.said()
+    running.start()
     members.end_of("z")
     assert members.processes["z"].returncode == 0, members.said()
     members.meet_as("a")
