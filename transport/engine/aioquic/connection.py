@@ -22,7 +22,7 @@ KEY_PACKETS_MAX = 2**22
 
 
 class HiveConnection(OpenedConnection):
-    """One connection.
+    """One connection. `ran_out`: since somebody cleared it there was once nothing more to send.
 
     Args:
         judge: called with the peer's certificates when the handshake is complete; raises `WireError` to refuse.
@@ -63,6 +63,7 @@ class HiveConnection(OpenedConnection):
         self.datagram_bytes_sent = 0
         self.datagrams_sent = 0
         self.heard_at = 0.0
+        self.ran_out = True
         self.refused: tuple[int, str] | None = None
         self._judge = judge
         self._judged = False
@@ -152,7 +153,7 @@ class HiveConnection(OpenedConnection):
         self.datagrams_sent += len(datagrams)
         self.datagram_bytes_sent += sum(len(data) for data, _ in datagrams)
         if not self.outgoing.has_work:
-            self.controller.delivery.on_limited()
+            self.ran_out = True
         return datagrams
 
     def _settle(self) -> None:

@@ -347,7 +347,7 @@ class Core(Loop):
                 session.timer_at = now
         for cid in [cid for cid, (_, until) in self._lingering.items() if until < now]:
             del self._lingering[cid]
-        self.snapshot = {number: session.statistics(now_s=now) for number, session in self._by_number.items()}
+        self.snapshot = {number: session.measure(now_s=now) for number, session in self._by_number.items()}
 
     def _drop(self, session: Session, code: WireCode, error: TransportError) -> None:
         session.local_error = session.local_error or error

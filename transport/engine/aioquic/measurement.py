@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,25 +10,23 @@ from aioquic.quic.congestion.base import QuicCongestionControl, register_congest
 from aioquic.quic.congestion.cubic import CubicCongestionControl
 from aioquic.quic.congestion.reno import RenoCongestionControl
 
-from transport.engine.congestion.path_estimates import DeliveryRate, RttWindow
-
 
 class Counting(QuicCongestionControl):
-    """Counts what the control is told."""
+    """Counts what the control is told. `rtt_s_min` is of the path; infinite before the first sample."""
 
     def __init__(self, *, max_datagram_size: int) -> None:
         super().__init__(max_datagram_size=max_datagram_size)
-        self.rtt_window = RttWindow()
-        self.delivery = DeliveryRate()
+        self.rtt_s_min = math.inf
+        self.delivered_bytes = 0
         self.lost_packets = 0
 
     def count_on(self, before: Counting) -> None:
         """Take over the counts of the control before, and what is in flight; nothing of what it learnt."""
         self.bytes_in_flight = before.bytes_in_flight
-        self.delivery, self.lost_packets = before.delivery, before.lost_packets
+        self.delivered_bytes, self.lost_packets = before.delivered_bytes, before.lost_packets
 
     def on_packet_acked(self, *, now: float, packet: Any) -> None:
-        self.delivery.on_acked(packet.sent_bytes)
+        self.delivered_bytes += packet.sent_bytes
         super().on_packet_acked(now=now, packet=packet)  # type: ignore[safe-super]  # of a control that is mixed in
 
     def on_packets_lost(self, *, now: float, packets: Iterable[Any]) -> None:
@@ -36,7 +35,7 @@ class Counting(QuicCongestionControl):
         super().on_packets_lost(now=now, packets=lost)  # type: ignore[safe-super]  # of a control that is mixed in
 
     def on_rtt_measurement(self, *, now: float, rtt: float) -> None:
-        self.rtt_window.add(rtt, now_s=now)
+        self.rtt_s_min = min(rtt, self.rtt_s_min)
         super().on_rtt_measurement(now=now, rtt=rtt)  # type: ignore[safe-super]  # of a control that is mixed in
 
 

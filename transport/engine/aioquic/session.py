@@ -51,6 +51,8 @@ class Session:
     pinged_at: float = 0.0
     timer_at: float | None = None
     sent_at: float = 0.0
+    measured_at: float = field(init=False)
+    measured_bytes: int = 0
     ended: bool = False
     closed_here: bool = False
     local_error: TransportError | None = None
@@ -58,6 +60,7 @@ class Session:
 
     def __post_init__(self) -> None:
         self.peer = called(self.address, self.expected_peer)
+        self.measured_at = self.started_at
 
     def judge(self, chain: Sequence[x509.Certificate]) -> None:
         """Verify the peer; if it is good, say hello.
@@ -126,30 +129,30 @@ class Session:
             return ConnectionLostError(self.peer, said)
         return PeerError(self.peer, said, wire_code=event.error_code)
 
-    def statistics(self, *, now_s: float) -> ConnectionStatistics:
-        """What the connection measured; where nothing comes nothing is delivered, which only the clock tells."""
+    def measure(self, *, now_s: float) -> ConnectionStatistics:
+        """What the connection measured; called ten times a second, which is the span of its rate of delivery."""
         connection, controller = self.connection, self.connection.controller
-        delivery = controller.delivery
-        if controller.bytes_in_flight == 0:
-            delivery.on_limited()
-        delivery.update(now_s=now_s)
         rtt_s, latest_s = connection.rtt_s
+        delivered_bytes = controller.delivered_bytes
+        rate_bits_per_s = int((delivered_bytes - self.measured_bytes) * 8 / (now_s - self.measured_at))
+        application_limited = connection.ran_out or controller.bytes_in_flight == 0
+        self.measured_at, self.measured_bytes, connection.ran_out = now_s, delivered_bytes, False
         return ConnectionStatistics(
             peer=self.peer,
             remote=(self.address[0], self.address[1]),
             bulk=self.bulk,
             rtt_s=rtt_s,
-            rtt_s_min=min(controller.rtt_window.least_s, latest_s),
+            rtt_s_min=min(controller.rtt_s_min, latest_s),
             rtt_latest_s=latest_s,
             congestion_window_bytes=controller.congestion_window,
             in_flight_bytes=controller.bytes_in_flight,
             sent_bytes=connection.datagram_bytes_sent,
             received_bytes=connection.datagram_bytes_received,
-            delivered_bytes=delivery.delivered_bytes,
+            delivered_bytes=delivered_bytes,
             lost_packets=controller.lost_packets,
             sent_packets=connection.datagrams_sent,
-            delivery_rate_bits_per_s=delivery.rate_bits_per_s,
-            application_limited=delivery.application_limited,
+            delivery_rate_bits_per_s=rate_bits_per_s,
+            application_limited=application_limited,
             path_mtu_bytes=connection.datagram_bytes,
             ecn_ce_reports=None,
         )
