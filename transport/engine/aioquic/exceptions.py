@@ -20,14 +20,10 @@ from collections.abc import Collection
 from typing import Any
 
 from aioquic.quic.congestion.base import create_congestion_control
-from aioquic.quic.connection import END_STATES, Limit, QuicConnection
+from aioquic.quic.connection import END_STATES, QuicConnection
 from aioquic.quic.events import ConnectionTerminated
-from aioquic.quic.packet import QuicFrameType
 from aioquic.quic.packet_builder import QuicPacketBuilder
 from cryptography.x509 import Certificate
-
-LIMIT_FRAME_BYTES = 17
-"""A type and two integers of eight bytes."""
 
 
 class OpenedConnection(QuicConnection):
@@ -39,9 +35,8 @@ class OpenedConnection(QuicConnection):
 
     def __init__(self, *, streams_max: int, **options: Any) -> None:
         super().__init__(**options)
-        self._local_max_streams_bidi = Limit(QuicFrameType.MAX_STREAMS_BIDI, "max_streams_bidi", 0)
-        self._local_max_streams_uni = Limit(QuicFrameType.MAX_STREAMS_UNI, "max_streams_uni", streams_max)
-        self._streams_max = streams_max
+        for limit, streams in ((self._local_max_streams_bidi, 0), (self._local_max_streams_uni, streams_max)):
+            limit.value = limit.sent = streams
         self._path_host: str | None = None
         self.streams_held = False
         """No further streams are granted for now."""
@@ -77,7 +72,7 @@ class OpenedConnection(QuicConnection):
     def grant_stream(self, stream_id: int, limit: int) -> None:
         """MAX_STREAM_DATA."""
         stream = self._streams.get(stream_id)
-        if stream is not None:
+        if stream is not None and not stream.receiver.is_finished:
             stream.max_stream_data_local = max(limit, stream.max_stream_data_local)
 
     def highest_of(self, stream_ids: Collection[int]) -> int:
@@ -91,31 +86,23 @@ class OpenedConnection(QuicConnection):
         return sum(len(stream.receiver._ranges) for stream in self._streams.values())
 
     def _write_stream_limits(self, builder: QuicPacketBuilder, space: Any, stream: Any) -> None:
-        if stream.max_stream_data_local_sent != stream.max_stream_data_local and not stream.receiver.is_finished:
-            frame = builder.start_frame(
-                QuicFrameType.MAX_STREAM_DATA,
-                capacity=LIMIT_FRAME_BYTES,
-                handler=self._on_max_stream_data_delivery,
-                handler_args=(stream,),
-            )
-            frame.push_uint_var(stream.stream_id)
-            frame.push_uint_var(stream.max_stream_data_local)
-            stream.max_stream_data_local_sent = stream.max_stream_data_local
+        receiver = stream.receiver
+        highest, receiver.highest_offset = receiver.highest_offset, 0  # or aioquic doubles the limit
+        try:
+            super()._write_stream_limits(builder, space, stream)
+        finally:
+            receiver.highest_offset = highest
 
     def _write_connection_limits(self, builder: QuicPacketBuilder, space: Any) -> None:
-        streams = self._local_max_streams_uni
-        limits = [self._local_max_data] if self._local_max_data.value != self._local_max_data.sent else []
-        if not self.streams_held and streams.value - streams.sent > self._streams_max // 4:
-            limits.append(streams)
-        for limit in limits:
-            frame = builder.start_frame(
-                limit.frame_type,
-                capacity=LIMIT_FRAME_BYTES,
-                handler=self._on_connection_limit_delivery,
-                handler_args=(limit,),
-            )
-            frame.push_uint_var(limit.value)
-            limit.sent = limit.value
+        data, streams = self._local_max_data, self._local_max_streams_uni
+        used, data.used = data.used, 0  # as above
+        allowed = streams.value
+        if self.streams_held:
+            streams.value = streams.sent
+        try:
+            super()._write_connection_limits(builder, space)
+        finally:
+            data.used, streams.value = used, allowed
 
     # 3. What the peer grants, and what became of what was sent
 
