@@ -234,7 +234,8 @@ class Desk:
 
     def __init__(self, *, store: int = 8 * MIB, window: int = MIB) -> None:
         self.events: list[Event] = []
-        self.matcher = Matcher("p", store_bytes_max=store, emit=self.events.append)
+        self.floors: dict[str, int] = {}
+        self.matcher = Matcher("p", store_bytes_max=store, floors=self.floors, emit=self.events.append)
         self.operations = 0
         self.window = window
         self.channel = self.connect()
@@ -433,7 +434,8 @@ def test_an_abandoned_step_is_dropped_now_and_later() -> None:
     desk = Desk()
     desk.data(6, wire(b"a", group="g", step=1), True)
     desk.data(10, wire(b"b" * 99, group="g", step=1)[:-9], False)
-    desk.matcher.discard(group="g", before_step=2)
+    desk.floors["g"] = 2
+    desk.matcher.discard()
     assert desk.matcher.idle
     assert desk.matcher.reserved == 0
     desk.data(14, wire(b"c", group="g", step=1), True)

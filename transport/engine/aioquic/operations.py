@@ -18,7 +18,7 @@ from transport.engine.base import Event, OperationFailed, SendDone
 from transport.wire.error_codes import WireCode
 
 GROUPS_MAX = 1024
-"""Groups whose abandoned steps are remembered for peers that come later; the oldest is forgotten."""
+"""Groups whose abandoned steps are remembered; the oldest is forgotten."""
 
 
 class Operations:
@@ -90,7 +90,7 @@ class Operations:
         if len(self._floors) > GROUPS_MAX:
             del self._floors[next(iter(self._floors))]
         for matcher in self._matchers.values():
-            matcher.discard(group=group, before_step=before_step)
+            matcher.discard()
             self._wake_peer(matcher.peer)
 
     # Of the connections
@@ -99,9 +99,8 @@ class Operations:
         """The peer's, made where there is none."""
         matcher = self._matchers.get(peer)
         if matcher is None:
-            matcher = self._matchers[peer] = Matcher(peer, store_bytes_max=self._store_bytes_max, emit=self._emit)
-            for group, before_step in self._floors.items():
-                matcher.discard(group=group, before_step=before_step)
+            matcher = Matcher(peer, store_bytes_max=self._store_bytes_max, floors=self._floors, emit=self._emit)
+            self._matchers[peer] = matcher
         return matcher
 
     def held(self, peer: str) -> int:

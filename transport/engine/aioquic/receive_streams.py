@@ -62,7 +62,7 @@ class Incoming:
         """
         stream = self._streams.get(stream_id)
         if stream is None:
-            stream = self._streams[stream_id] = ReceiveStream(stream_id, limit=self.stream_window_bytes)
+            stream = self._streams[stream_id] = ReceiveStream(stream_id, self, limit=self.stream_window_bytes)
         stream.received += len(data)
         if stream_id == self.first_id:
             self._control_data(stream, data, end=end)
@@ -90,7 +90,7 @@ class Incoming:
             raise WireError(WireCode.PROTOCOL_VIOLATION, "reset its control stream")
         stream = self._streams.pop(stream_id, None)
         if stream is not None and self.matcher is not None and stream.header is not None:
-            self.matcher.reset(stream, self, reason=f"stream reset with {code_name(code)}")
+            self.matcher.reset(stream, reason=f"stream reset with {code_name(code)}")
 
     def begin(self, matcher: Matcher, *, job: str = "", account: Hashable = None, connection: int = 0) -> None:
         """The peer is verified and has said hello: from now on its messages count.
@@ -131,20 +131,15 @@ class Incoming:
             if limit - self._quic.data_limit >= self.window_bytes // 4:
                 self._quic.grant_data(limit)
 
-    # What a matcher asks for (matching.Channel)
+    # What a matcher asks for
 
     def grant(self, stream: ReceiveStream, limit: int) -> None:
         """Let the peer send this stream up to `limit` bytes."""
         stream.limit = max(limit, stream.limit)
         self._quic.grant_stream(stream.stream_id, limit)
 
-    def release(self, stream: ReceiveStream) -> None:
-        """Count the stream's bytes, and those to come, as no longer held."""
-        stream.free = True
-
     def refuse(self, stream: ReceiveStream, code: WireCode) -> None:
-        """STOP_SENDING; what still comes is thrown away."""
-        stream.destination = None
+        """STOP_SENDING, while there is more to come."""
         if stream.stream_id in self._streams and not stream.complete:
             self._quic.stop_stream(stream.stream_id, code)
 
@@ -181,12 +176,12 @@ class Incoming:
         stream.header = header
         stream.total = stream.head_bytes + header.length
         self._check_length(stream)
-        self.matcher.arrived(stream, self)
+        self.matcher.arrived(stream)
 
     def _finish(self, stream: ReceiveStream) -> None:
         assert self.matcher is not None
         self._streams.pop(stream.stream_id, None)
-        self.matcher.completed(stream, self)
+        self.matcher.completed(stream)
 
     def _check_length(self, stream: ReceiveStream) -> None:
         if stream.received > stream.total or (stream.complete and stream.received < stream.total):

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from transport.wire.header import Header, MatchKey, split_header
+
+if TYPE_CHECKING:
+    from transport.engine.aioquic.receive_streams import Incoming
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -43,12 +48,13 @@ class SendStream:
 
 @dataclass(eq=False)
 class Post:
-    """A buffer that waits for a message."""
+    """A buffer that waits for a message, or for the rest of the one that `stream` brings."""
 
     operation: int
     peer: str
     key: MatchKey
     buffer: memoryview | None
+    stream: ReceiveStream | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -57,13 +63,17 @@ class ReceiveStream:
 
     `limit` is how far the peer may send by flow control, `received` how many bytes have come, `total` how many there
     will be. While `header` is None, they wait in `head`. Then payload goes to `destination`: a posted buffer, the
-    store's memory, or None when it is discarded. `covered` is how many payload bytes that can take now; a store's
-    memory may be shorter than the message. `reserved` is what it takes of the store.
-    `free` says that its bytes are not held for the peer any more (posted for, or thrown away).
+    store's memory, which may be shorter than the message, or None when it is discarded. `reserved` is what it takes of
+    the store. `free` says that its bytes are not held for the peer any more (posted for, or thrown away).
+    `channel` is what it came over, None when that has ended; `account` is whom the store charges, `connection` the
+    number by which the caller knows the channel.
     """
 
     stream_id: int
+    channel: Incoming | None
     limit: int
+    account: Hashable = None
+    connection: int = 0
     received: int = 0
     complete: bool = False
     header: Header | None = None
@@ -71,10 +81,15 @@ class ReceiveStream:
     head_bytes: int = 0
     total: int = 0
     destination: memoryview | bytearray | None = None
-    covered: int = 0
     post: Post | None = None
     reserved: int = 0
     free: bool = False
+
+    @property
+    def message(self) -> Header:
+        """The header, once it is known."""
+        assert self.header is not None
+        return self.header
 
     def split(self) -> bytes | None:
         """The header's CBOR bytes, once all of them have come; sets `head_bytes`.
