@@ -35,7 +35,6 @@ class Outgoing:
         self._on_sent = on_sent
         self._queues: list[deque[SendStream]] = [deque() for _ in range(LEVELS)]
         self._fed: dict[int, SendStream] = {}
-        self._unsent: set[SendStream] = set()
         self._turn_bytes = 0
         self._credit_most = 0
 
@@ -46,7 +45,7 @@ class Outgoing:
     @property
     def has_work(self) -> bool:
         """There is something to send, whether or not the peer's credit allows it."""
-        return any(self._queues) or bool(self._unsent)
+        return any(self._queues) or self._waiting() > 0
 
     def feed(self, bytes_max: float) -> None:
         """Hand bytes to the stack until `bytes_max` wait in it, in the order of the priorities."""
@@ -74,7 +73,6 @@ class Outgoing:
         """Tell of the streams that the peer has acknowledged."""
         for stream in [one for one in self._fed.values() if self._connection.is_acked(one.stream_id)]:
             del self._fed[stream.stream_id]
-            self._unsent.discard(stream)
             if stream.reset_code is None:
                 self._on_sent(stream)
 
@@ -85,7 +83,6 @@ class Outgoing:
             stream.release()
             if stream.stream_id >= 0:
                 self._connection.reset_stream(stream.stream_id, code)
-                self._unsent.discard(stream)
 
     def stopped(self, stream_id: int, code: int) -> SendStream | None:
         """The peer wants no more of a stream, which aioquic has reset. The stream, where it still was of use."""
@@ -100,13 +97,8 @@ class Outgoing:
         return self._connection.acked_of(stream.stream_id) if stream.stream_id in self._fed else 0
 
     def _waiting(self) -> int:
-        waiting = 0
-        for stream in list(self._unsent):
-            unsent = stream.fed - self._connection.sent_of(stream.stream_id)
-            waiting += unsent
-            if not unsent:
-                self._unsent.discard(stream)
-        return waiting
+        fed = (stream for stream in self._fed.values() if stream.reset_code is None)
+        return sum(stream.fed - self._connection.sent_of(stream.stream_id) for stream in fed)
 
     def _feed_from(self, stream: SendStream, *, bytes_max: int, waiting: int) -> int:
         """Hand on what may be of one stream, and say how much that was."""
@@ -125,7 +117,6 @@ class Outgoing:
         if not started:
             stream.stream_id = connection.get_next_available_stream_id(is_unidirectional=True)
         self._fed[stream.stream_id] = stream
-        self._unsent.add(stream)
         end = stop == stream.total and not stream.open_ended
         connection.send_stream_data(stream.stream_id, stream.read(stop), end_stream=end)
         stream.fed = stop
