@@ -17,7 +17,6 @@ from aioquic.quic.packet import (
     pull_quic_header,
 )
 from aioquic.quic.retry import QuicRetryTokenHandler
-from aioquic.tls import CipherSuite
 from cryptography import x509
 
 from transport.engine.aioquic.connection import CID_BYTES
@@ -57,11 +56,6 @@ def configuration_of(endpoint: Endpoint, settings: EngineSettings, *, is_client:
         certificate=endpoint.certificates[0],
         certificate_chain=endpoint.certificates[1:],
         private_key=endpoint.key,
-        cipher_suites=[
-            CipherSuite.AES_128_GCM_SHA256,
-            CipherSuite.AES_256_GCM_SHA384,
-            CipherSuite.CHACHA20_POLY1305_SHA256,
-        ],
         congestion_control_algorithm=CONTROLLERS[settings.congestion],
         connection_id_length=CID_BYTES,
         idle_timeout=max(
