@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import select
+import selectors
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -54,7 +54,6 @@ class Core(Loop):
         self.snapshot: dict[int, ConnectionStatistics] = {}
         self._numbers = itertools.count(1)
         self._endpoints: dict[int, Endpoint] = {}
-        self._by_descriptor: dict[int, Endpoint] = {}
         self._sessions: list[Session] = []
         self._by_number: dict[int, Session] = {}
         self._by_cid: dict[bytes, Session] = {}
@@ -74,15 +73,12 @@ class Core(Loop):
 
     # The loop's hooks
 
-    def _ready_on(self, descriptor: int, mask: int) -> None:
-        endpoint = self._by_descriptor.get(descriptor)
-        if endpoint is None:
-            return  # a socket that was replaced in this turn
-        if mask & select.EPOLLOUT:
-            endpoint.port.send([])
-            self._watch(endpoint)
-        if mask & select.EPOLLIN:
-            self._read(endpoint, self._now)
+    def _ready_on(self, source: Endpoint, mask: int) -> None:
+        if mask & selectors.EVENT_WRITE:
+            source.port.send([])
+            self._watch(source)
+        if mask & selectors.EVENT_READ:
+            self._read(source, self._now)
 
     def _work(self, now: float) -> None:
         self._timers(now)
@@ -280,7 +276,7 @@ class Core(Loop):
                 continue
             endpoint = self._endpoints[session.endpoint]
             if endpoint.port.waiting:
-                session.timer_at = None  # the socket is full; EPOLLOUT brings us back
+                session.timer_at = None  # the socket is full; that it can be written to brings us back
                 continue
             connection = session.connection
             datagrams = connection.transmit(now, AHEAD_BYTES)
@@ -312,9 +308,10 @@ class Core(Loop):
         endpoint.port.too_long.clear()
 
     def _watch(self, endpoint: Endpoint) -> None:
-        """Ask for EPOLLOUT while datagrams wait."""
+        """Ask for when the socket can be written to, while datagrams wait."""
         waiting = bool(endpoint.port.waiting)
-        self._epoll.modify(endpoint.port.sock, select.EPOLLIN | (select.EPOLLOUT if waiting else 0))
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if waiting else 0)
+        self._selector.modify(endpoint.port.sock, events, endpoint)
         if not waiting:
             for session in self._sessions:
                 if session.endpoint == endpoint.number:
@@ -359,8 +356,7 @@ class Core(Loop):
     def add_endpoint(self, endpoint: Endpoint) -> None:
         """Serve a socket."""
         self._endpoints[endpoint.number] = endpoint
-        self._by_descriptor[endpoint.port.sock.fileno()] = endpoint
-        self._epoll.register(endpoint.port.sock, select.EPOLLIN)
+        self._selector.register(endpoint.port.sock, selectors.EVENT_READ, endpoint)
 
     def set_trust(self, number: int, trust: Trust) -> None:
         """Judge new connections by something else."""
@@ -374,8 +370,7 @@ class Core(Loop):
             port.sock.close()
             return
         before, endpoint.port = endpoint.port, port
-        del self._by_descriptor[before.sock.fileno()]
-        self._epoll.unregister(before.sock)
+        self._selector.unregister(before.sock)
         before.sock.close()
         self.add_endpoint(endpoint)
         for session in [session for session in self._sessions if session.endpoint == number]:

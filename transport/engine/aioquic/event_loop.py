@@ -5,18 +5,19 @@ from __future__ import annotations
 import abc
 import contextlib
 import logging
-import select
+import selectors
 import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from hive_qos.errors import CancelledError, ConnectionLostError, TransportError
 from transport.engine.base import Event
 
 TICK_S = 0.1
 POLL_S_MIN = 0.001
-"""epoll waits whole milliseconds; pacing at 1 Gbit/s needs less."""
+"""The kernel waits whole milliseconds; pacing at 1 Gbit/s needs less."""
 HELD_UP_S = 0.5
 """A turn that took longer was not the network's fault: peers are given that time again before they count as dead."""
 
@@ -36,14 +37,13 @@ class Loop(abc.ABC):
         self._commands: deque[Callable[[], None]] = deque()
         self._events: list[Event] = []
         self._finishing = False
-        self._woken = False
         self._now = time.monotonic()
         self._ticked_at = 0.0
         self._wake_read, self._wake_write = socket.socketpair()
         for end in (self._wake_read, self._wake_write):
             end.setblocking(False)
-        self._epoll = select.epoll()
-        self._epoll.register(self._wake_read, select.EPOLLIN)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
 
     def command(self, action: Callable[[], None]) -> bool:
         """Have the thread do something; from any thread. False where it has ended meanwhile: it will never be done."""
@@ -55,10 +55,8 @@ class Loop(abc.ABC):
             except ValueError:
                 return True  # taken all the same
             return False
-        if not self._woken:
-            self._woken = True
-            with contextlib.suppress(OSError):  # closed: the engine has ended, and has taken this
-                self._wake_write.send(b"\0")
+        with contextlib.suppress(OSError):  # full: it wakes anyway; closed: the engine has ended, and has taken this
+            self._wake_write.send(b"\0")
         return True
 
     def finish(self) -> None:
@@ -67,7 +65,7 @@ class Loop(abc.ABC):
 
     def close_descriptors(self) -> None:
         """Close what is open, without a word to anybody: at the end, and in a forked child."""
-        for item in (self._epoll, self._wake_read, self._wake_write):
+        for item in (self._selector, self._wake_read, self._wake_write):
             item.close()
 
     def run(self) -> None:
@@ -93,8 +91,8 @@ class Loop(abc.ABC):
         self.close_descriptors()
 
     @abc.abstractmethod
-    def _ready_on(self, descriptor: int, mask: int) -> None:
-        """A descriptor of the epoll is ready."""
+    def _ready_on(self, source: Any, mask: int) -> None:
+        """What `source` was registered for in the selector is ready."""
 
     @abc.abstractmethod
     def _work(self, now: float) -> None:
@@ -125,19 +123,17 @@ class Loop(abc.ABC):
         if 0 < wait_s < POLL_S_MIN:
             time.sleep(wait_s)
             wait_s = 0.0
-        ready = self._epoll.poll(wait_s)
+        ready = self._selector.select(wait_s)
         now = time.monotonic()
         if now - self._now > HELD_UP_S + TICK_S:
             self._held_up(now - self._now)
         self._now = now
-        self._woken = False  # before the commands are taken: one that comes later wakes us again
         self._obey()  # before reading: what the caller said first counts first
-        for descriptor, mask in ready:
-            if descriptor == self._wake_read.fileno():
-                with contextlib.suppress(BlockingIOError):
-                    self._wake_read.recv(4096)
+        for key, mask in ready:
+            if key.fileobj is self._wake_read:
+                self._wake_read.recv(4096)
             else:
-                self._ready_on(descriptor, mask)
+                self._ready_on(key.data, mask)
         self._work(now)
         if now - self._ticked_at >= TICK_S:
             self._ticked_at = now
