@@ -60,7 +60,6 @@ class Operations:
             too_long = PeerError(session.peer, f"accepts messages of {accepted} bytes; this has {length}")
             self._emit(OperationFailed(stream.operation, too_long))
             return
-        session.sends[stream.operation] = stream
         self._sends[stream.operation] = (session, stream)
         if deadline_s is not None:
             heapq.heappush(self._deadlines, (self._clock() + deadline_s, stream.operation))
@@ -110,10 +109,8 @@ class Operations:
 
     def sent(self, stream: SendStream) -> None:
         """The peer has acknowledged all of it."""
-        found = self._sends.pop(stream.operation, None)
         stream.release()
-        if found is not None:
-            del found[0].sends[stream.operation]
+        if self._sends.pop(stream.operation, None) is not None:
             self._emit(SendDone(stream.operation))
 
     def stopped(self, stream: SendStream, code: int) -> None:
@@ -121,7 +118,6 @@ class Operations:
         found = self._sends.pop(stream.operation, None)
         if found is not None:
             session = found[0]
-            del session.sends[stream.operation]
             reason = f"refused the message with {code_name(code)}"
             error: TransportError = PeerError(session.peer, reason, wire_code=code)
             if code in (WireCode.CANCELLED, WireCode.DISCARDED):
@@ -130,11 +126,11 @@ class Operations:
 
     def lose_sends(self, session: Session, reason: str) -> None:
         """A connection is over: fail what was under way on it."""
-        for operation, stream in list(session.sends.items()):
-            self._sends.pop(operation, None)
+        lost_here = [stream for owner, stream in self._sends.values() if owner is session]
+        for stream in lost_here:
+            del self._sends[stream.operation]
             stream.release()
-            self._emit(OperationFailed(operation, ConnectionLostError(session.peer, reason)))
-        session.sends.clear()
+            self._emit(OperationFailed(stream.operation, ConnectionLostError(session.peer, reason)))
 
     def lose_posts(self, session: Session, reason: str) -> None:
         """A session that was up is over, and none of `sessions` any more: with the last to a peer its posts fail."""
@@ -167,17 +163,15 @@ class Operations:
 
     def fail_all(self, error: TransportError) -> None:
         """The engine ends: every operation does."""
-        for operation, (session, stream) in self._sends.items():
+        for _, stream in self._sends.values():
             stream.release()
-            session.sends.clear()
-            self._emit(OperationFailed(operation, error))
+            self._emit(OperationFailed(stream.operation, error))
         self._sends.clear()
         for matcher in self._matchers.values():
             matcher.fail_posts(lambda: error)
 
     def _abandon(self, operation: int, code: WireCode, error: TransportError) -> None:
         session, stream = self._sends.pop(operation)
-        del session.sends[operation]
         session.connection.outgoing.give_up(stream, code)
         session.timer_at = self._clock()
         self._emit(OperationFailed(operation, error))

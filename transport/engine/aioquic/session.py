@@ -47,7 +47,6 @@ class Session:
     addresses: frozenset[str] = frozenset()
     verified: bool = False
     peer_hello: Mapping[int, Any] | None = None
-    sends: dict[int, SendStream] = field(default_factory=dict)
     pinged_at: float = 0.0
     timer_at: float | None = None
     sent_at: float = 0.0
