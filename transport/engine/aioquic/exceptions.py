@@ -20,7 +20,7 @@ from collections.abc import Collection
 from typing import Any
 
 from aioquic.quic.congestion.base import create_congestion_control
-from aioquic.quic.connection import END_STATES, QuicConnection
+from aioquic.quic.connection import QuicConnection
 from aioquic.quic.events import ConnectionTerminated
 from aioquic.quic.packet_builder import QuicPacketBuilder
 from cryptography.x509 import Certificate
@@ -45,7 +45,7 @@ class OpenedConnection(QuicConnection):
 
     def _initialize(self, peer_cid: bytes) -> None:
         super()._initialize(peer_cid)
-        self.tls._request_client_certificate = not self._is_client
+        self.tls._request_client_certificate = not self.configuration.is_client
 
     @property
     def peer_chain(self) -> list[Certificate]:
@@ -114,7 +114,7 @@ class OpenedConnection(QuicConnection):
     @property
     def may_open_stream(self) -> bool:
         """The peer takes one more stream."""
-        return self._local_next_stream_id_uni // 4 < self._remote_max_streams_uni
+        return self.get_next_available_stream_id(is_unidirectional=True) // 4 < self._remote_max_streams_uni
 
     @property
     def first_stream_limit(self) -> int:
@@ -158,7 +158,7 @@ class OpenedConnection(QuicConnection):
         try:
             self.receive_datagram(data, address, now)
         finally:
-            heard = self._close_at not in (None, math.inf) and self._state not in END_STATES
+            heard = self._close_at not in (None, math.inf) and self._close_event is None
             if self._close_at == math.inf:
                 self._close_at = before
         return heard
@@ -199,7 +199,7 @@ class OpenedConnection(QuicConnection):
     def restart_path(self) -> None:
         """Forget what the path has taught. What is under way on it counts until it is lost."""
         loss = self._loss
-        name = self._configuration.congestion_control_algorithm
+        name = self.configuration.congestion_control_algorithm
         before: Any = loss._cc
         after: Any = create_congestion_control(name, max_datagram_size=self._max_datagram_size)
         after.count_on(before)
@@ -207,4 +207,4 @@ class OpenedConnection(QuicConnection):
         loss._pto_count = 0
         loss._rtt_initialized, loss._rtt_min = False, math.inf
         loss._rtt_smoothed = loss._rtt_latest = loss._rtt_variance = 0.0
-        self._probe_pending = True
+        self._probe_pending = True  # a ping of the public interface would wait for the window

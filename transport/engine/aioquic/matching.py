@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING
 
-from hive_qos.errors import CancelledError, ConnectionLostError, PeerError, TransportError
+from hive_qos.errors import CancelledError, PeerError, TransportError
 from transport.engine.aioquic.streams import Post, ReceiveStream
 from transport.engine.base import Event, OperationFailed, Received, UnexpectedMessage
 from transport.wire.error_codes import WireCode
@@ -157,7 +157,7 @@ class Matcher:
                 self._posts.setdefault(post.key, deque()).appendleft(post)
 
     def fail_posts(self, error: Callable[[], TransportError]) -> None:
-        """The last connection to this peer ended: nobody will send any more."""
+        """The last connection to this peer ended: nobody will send any more. Each post has an error of its own."""
         for post in list(self._operations.values()):
             self._fail(post, error())
 
@@ -259,8 +259,3 @@ def _detach(post: Post) -> None:
     stream, post.stream = post.stream, None
     if stream is not None:
         stream.post = stream.destination = None
-
-
-def lost(peer: str, reason: str) -> Callable[[], TransportError]:
-    """A maker of errors, one for each operation, so that tracebacks are not shared."""
-    return lambda: ConnectionLostError(peer, reason)

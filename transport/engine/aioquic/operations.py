@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Callable, Mapping
 
 from hive_qos.errors import CancelledError, ConnectionLostError, PeerError, TimedOutError, TransportError
-from transport.engine.aioquic.matching import Matcher, lost
+from transport.engine.aioquic.matching import Matcher
 from transport.engine.aioquic.receive_streams import code_name
 from transport.engine.aioquic.session import Session
 from transport.engine.aioquic.streams import Post, SendStream
@@ -137,7 +137,7 @@ class Operations:
         matcher = self._matchers[session.peer]
         matcher.disconnected(session.connection.incoming)
         if not any(other.peer == session.peer for other in self._sessions.values()):
-            matcher.fail_posts(lost(session.peer, reason))
+            matcher.fail_posts(lambda: ConnectionLostError(session.peer, reason))
             if matcher.idle:
                 del self._matchers[session.peer]
 
