@@ -206,5 +206,5 @@ class OpenedConnection(QuicConnection):
         loss._cc = after
         loss._pto_count = 0
         loss._rtt_initialized, loss._rtt_min = False, math.inf
-        loss._rtt_smoothed = loss._rtt_latest = loss._rtt_variance = 0.0
+        loss._rtt_smoothed = loss._rtt_latest = 0.0
         self._probe_pending = True  # a ping of the public interface would wait for the window
