@@ -86,6 +86,8 @@ class OpenedConnection(QuicConnection):
         return sum(len(stream.receiver._ranges) for stream in self._streams.values())
 
     def _write_stream_limits(self, builder: QuicPacketBuilder, space: Any, stream: Any) -> None:
+        if stream.max_stream_data_local == stream.max_stream_data_local_sent:
+            return  # nothing to say; asked for every stream in every packet
         receiver = stream.receiver
         highest, receiver.highest_offset = receiver.highest_offset, 0  # or aioquic doubles the limit
         try:
