@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from transport.collectives.reduce_op import ReduceOp
     from transport.engine.base import Priority
     from transport.group import Group
+    from transport.listener import Listener
     from transport.settings import Settings
     from transport.tensors import TensorView
     from transport.work import Work
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FileRendezvous",
     "Group",
+    "Listener",
     "MemoryRendezvous",
     "Priority",
     "ReduceOp",
@@ -42,6 +44,7 @@ __all__ = [
 _HOMES = {
     "FileRendezvous": "bootstrap.rendezvous",
     "Group": "group",
+    "Listener": "listener",
     "MemoryRendezvous": "bootstrap.rendezvous",
     "Priority": "engine.base",
     "ReduceOp": "collectives.reduce_op",

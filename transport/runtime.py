@@ -114,7 +114,6 @@ class Runtime:
         settings = Settings.from_environment() if settings is None else settings
         check_name(settings.algorithm)
         give_up_s = time.monotonic() + timeout_s
-        runtime = cls(rank=rank, world=name, settings=settings)
         bootstrap = exchange_rank_infos(
             rendezvous,
             rank=rank,
@@ -124,6 +123,18 @@ class Runtime:
             settings=settings,
             factories=factories or Factories(),
         )
+        return cls.over(bootstrap, rank=rank, give_up_s=give_up_s, timeout_s=timeout_s)
+
+    @classmethod
+    def over(cls, bootstrap: Bootstrap, *, rank: int, give_up_s: float, timeout_s: float) -> Runtime:
+        """Connect to all others, whose infos are known. Errors as `Group.connect`.
+
+        Args:
+            bootstrap: its sockets are closed where this raises.
+            give_up_s: on the monotonic clock, `timeout_s` after the beginning.
+        """
+        settings = bootstrap.settings
+        runtime = cls(rank=rank, world=bootstrap.run.world, settings=settings)
         try:
             with bootstrap.abort.published_on_failure():
                 runtime._begin(bootstrap)

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator
 
-from hive_qos.errors import ConnectionLostError, PeerError, TimedOutError, TransportError
+from hive_qos.errors import CancelledError, ConnectionLostError, PeerError, TimedOutError, TransportError
 from transport.bootstrap.rank_info import RUN_BYTES, Run
 from transport.bootstrap.rendezvous import Rendezvous
 from transport.identity import sign_entry, verify_entry
@@ -152,6 +152,26 @@ class BootstrapAbort:
     @property
     def _key(self) -> str:
         return f"hive/{self._world}/withdrawal"
+
+
+class LocalAbort:
+    """Takes the place of `BootstrapAbort` where ranks meet without a store: this process alone can end its attempt."""
+
+    def __init__(self) -> None:
+        self._reason: str | None = None
+
+    def cancel(self, reason: str) -> None:
+        """Let `check` raise from now on. From any thread."""
+        self._reason = reason
+
+    def check(self, *, missing: Collection[int] = ()) -> None:
+        """Raise `CancelledError` once `cancel` was called."""
+        if self._reason is not None:
+            raise CancelledError(f"connecting: {self._reason}")
+
+    def published_on_failure(self) -> contextlib.nullcontext[None]:
+        """There is nowhere to publish: the others wait until their time is over, and name this rank."""
+        return contextlib.nullcontext()
 
 
 def _cleaned(reason: str) -> str:

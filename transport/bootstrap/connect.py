@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hive_qos.errors import PeerError, TimedOutError
-from transport.bootstrap.abort import BootstrapAbort, run_key
+from transport.bootstrap.abort import BootstrapAbort, LocalAbort, run_key
 from transport.bootstrap.rank_info import (
     RUN_BYTES,
     Identity,
@@ -62,7 +62,7 @@ class Bootstrap:
     settings: Settings
     factories: Factories
     run: Run
-    abort: BootstrapAbort
+    abort: BootstrapAbort | LocalAbort
 
     def make_engine(self, on_events: OnEvents) -> Engine:
         """Start the engine that the settings name."""

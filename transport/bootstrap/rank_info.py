@@ -105,6 +105,18 @@ def decode(entry: bytes, *, rank: int, settings: Settings, run: Run) -> RankInfo
         PeerError: malformed, another rank's, or not signed with our secret.
     """
     who = f"rank {rank}"
+    info = read(entry, who=who, what="rendezvous entry", settings=settings, run=run)
+    if info.rank != rank:
+        raise PeerError(who, f"its rendezvous entry says rank {info.rank}")
+    return info
+
+
+def read(entry: bytes, *, who: str, what: str, settings: Settings, run: Run) -> RankInfo:
+    """As `decode`, of whichever rank.
+
+    Args:
+        who, what: whose entry it is and what it is called, for errors.
+    """
     try:
         fields = json.loads(entry)
         if fields.get("v") != VERSION:
@@ -117,15 +129,11 @@ def decode(entry: bytes, *, rank: int, settings: Settings, run: Run) -> RankInfo
         )
         mac = bytes.fromhex(checked_text(fields, "mac")) if "mac" in fields else b""
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise PeerError(who, f"its rendezvous entry is malformed: {error}") from error
-    if info.rank != rank:
-        raise PeerError(who, f"its rendezvous entry says rank {info.rank}")
+        raise PeerError(who, f"its {what} is malformed: {error}") from error
     if settings.job_secret:
         parts = _signed_parts(info, settings, run)
         if not (mac and verify_entry(settings.job_secret, *parts, signature=mac)):
-            raise PeerError(
-                who, "its rendezvous entry is not signed with this job's HIVE_JOB_SECRET, or of another run"
-            )
+            raise PeerError(who, f"its {what} is not signed with this job's HIVE_JOB_SECRET, or of another run")
     if bool(settings.ca) == bool(info.pin) or len(info.pin) not in (0, 32):
         raise PeerError(who, "one side has certificates of a CA configured and the other has not")
     return info
