@@ -17,6 +17,7 @@
     options             what `pg_options` may say of a group
     reduce_op           torch's reduce operations to the transport's
     world               connections, shared by all groups of ranks among them
+    reconfiguration     a group whose ranks change (2.15)
     store_rendezvous    torch's store as the transport's meeting place; the address that peers can reach us at
     errors              our errors, which are RuntimeErrors as well, as torch's own are
 

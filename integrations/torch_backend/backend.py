@@ -14,6 +14,7 @@ from hive_qos.errors import MisuseError
 from integrations.torch_backend import dispatch
 from integrations.torch_backend.c10d_methods import Methods, raising_torch_errors
 from integrations.torch_backend.collectives import Collectives
+from integrations.torch_backend.reconfiguration import Reconfiguration
 from integrations.torch_backend.work import HiveWork
 
 NAME = "hive"
@@ -46,15 +47,19 @@ class HiveBackend(Methods, _Backend):  # type: ignore[misc]  # Any on purpose, s
     supports_coalescing = Answer(False)  # where it is true, torch batches messages into one Work; Gloo's are several
     supports_splitting = Answer(True)
     supports_shrinking = Answer(True)
-    supports_reconfigure = Answer(False)
     supports_window = Answer(False)
     supports_abort_hooks = Answer(True)
     supports_completion_hooks = Answer(False)
     _supports_time_estimate = Answer(False)
 
-    def __init__(self, collectives: Collectives) -> None:
+    def __init__(self, collectives: Collectives, *, reconfiguration: Reconfiguration | None = None) -> None:
         _Backend.__init__(self, collectives.group.rank, collectives.group.size)
         self.collectives = collectives
+        self.reconfiguration = reconfiguration
+
+    @property
+    def supports_reconfigure(self) -> Answer:
+        return Answer(self.reconfiguration is not None)
 
     def getBackendName(self) -> str:
         return NAME

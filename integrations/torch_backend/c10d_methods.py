@@ -23,6 +23,7 @@ from integrations.torch_backend.collectives import Collectives
 from integrations.torch_backend.errors import as_torch_error
 from integrations.torch_backend.operations import Tensors
 from integrations.torch_backend.overloads import Overloads
+from integrations.torch_backend.reconfiguration import Reconfiguration
 from integrations.torch_backend.reduce_op import reduction_of, scale, scaled
 from integrations.torch_backend.work import HiveWork, uncompiled
 
@@ -95,6 +96,14 @@ class Methods:
     """What torch calls on a backend or on a process group. The adapter that mixes this in sets `collectives` first."""
 
     collectives: Collectives
+    reconfiguration: Reconfiguration | None = None
+    """Where the group was made with enable_reconfigure=True."""
+
+    def rank(self) -> int:
+        return int(self.collectives.group.rank)
+
+    def size(self) -> int:
+        return int(self.collectives.group.size)
 
     def run(self, method: Callable[..., Any], arguments: Sequence[Any]) -> Any:
         """Carry out a call whose arguments have been brought to the method's own form."""
@@ -262,11 +271,33 @@ class Methods:
 
     @raising_torch_errors
     def abort(self) -> None:
+        if self.reconfiguration is not None:
+            self.reconfiguration.cancel("the process group was aborted")
         self.collectives.abort("the process group was aborted")
 
     @raising_torch_errors
     def shutdown(self) -> None:
+        if self.reconfiguration is not None:
+            self.reconfiguration.close()
         self.collectives.close()
+
+    @raising_torch_errors
+    def get_reconfigure_handle(self) -> str:
+        """As `Reconfiguration.handle`."""
+        return self._reconfiguration().handle()
+
+    @raising_torch_errors
+    def reconfigure(self, opts: Any) -> HiveWork:
+        """As `Reconfiguration.begin`; `opts` are torch's ReconfigureOptions."""
+        handles = sorted(opts.handles) if isinstance(opts.handles, set) else opts.handles
+        if opts.hints:
+            raise MisuseError(f"reconfigure: hive takes no hints, and got {', '.join(sorted(opts.hints))}")
+        return self._reconfiguration().begin(opts.uuid, handles, timeout_s=_seconds(opts.timeout))
+
+    def _reconfiguration(self) -> Reconfiguration:
+        if self.reconfiguration is None:
+            raise MisuseError("this group keeps its ranks: make it by init_process_group(enable_reconfigure=True)")
+        return self.reconfiguration
 
     def register_abort_hook(self, hook_id: int, hook: Callable[[], None]) -> None:
         """Call `hook` before an abort, and whenever an operation has failed. It may be called more than once."""

@@ -233,7 +233,7 @@ class Operations:
         limit_s += sum(extension.extra_s for extension in extensions)
         collective = not callable(start)
         if self._closed.locked():
-            raise MisuseError(f"{what}: process group {self.group.name} has been destroyed")
+            raise MisuseError(f"{what}: process group {self.group.name} has been destroyed or aborted")
         if collective:
             self.sequence = next(self._numbers)
         sequence = self.sequence

@@ -30,6 +30,7 @@ from integrations.torch_backend.backend import NAME, HiveBackend, keep
 from integrations.torch_backend.c10d_methods import Methods, raising_torch_errors
 from integrations.torch_backend.collectives import Collectives
 from integrations.torch_backend.options import GroupOptions, HiveOptions
+from integrations.torch_backend.reconfiguration import Reconfiguration
 from integrations.torch_backend.world import group_name_of, world_for
 
 DEVICES = (torch.device("cpu"), torch.device("cuda"))
@@ -62,11 +63,13 @@ class HiveProcessGroup(Methods, _ProcessGroup):  # type: ignore[misc]  # Any on 
     def name(self) -> str:
         return NAME
 
-    def size(self) -> int:
-        return int(self.collectives.group.size)
+    def getRank(self) -> int:
+        """`rank` for C++."""
+        return self.rank()
 
-    def rank(self) -> int:
-        return int(self.collectives.group.rank)
+    def getSize(self) -> int:
+        """`size` for C++, such as DDP's mean."""
+        return self.size()
 
     def get_group_store(self) -> Any:
         return self._store
@@ -111,13 +114,34 @@ class HiveProcessGroup(Methods, _ProcessGroup):  # type: ignore[misc]  # Any on 
 class HiveProcessGroupWithBackend(HiveProcessGroup):
     """The process group on torch 2.15."""
 
-    def __init__(self, collectives: Collectives, store: Any, *, device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        collectives: Collectives,
+        store: Any,
+        *,
+        device: torch.device | None = None,
+        reconfiguration: Reconfiguration | None = None,
+    ) -> None:
         super().__init__(collectives, store, device=device)
-        backend = HiveBackend(collectives)
+        backend = HiveBackend(collectives, reconfiguration=reconfiguration)
         self._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
         for device in DEVICES:
             self._register_backend(device, dist.ProcessGroup.BackendType.CUSTOM, backend)
         keep(backend)
+        self.reconfiguration = reconfiguration
+        if reconfiguration is not None:
+            self._backend = backend
+            reconfiguration.on_change = self._use
+
+    @property
+    def supports_reconfigure(self) -> bool:
+        return self.reconfiguration is not None
+
+    def _use(self, collectives: Collectives) -> None:
+        """Go on with other ranks."""
+        for adapter in (self, self._backend):
+            adapter.collectives = collectives
+            keep(adapter)
 
     def run(self, method: Callable[..., Any], arguments: Sequence[Any]) -> Any:
         """Carry out a call by way of torch's dispatcher, where hooks see it."""
@@ -219,13 +243,10 @@ def create(options: Any, group_options: object = None) -> Any:
     Blocks until all ranks have connected when the group is the first with its ranks; at once for a group of ranks that
     are connected already.
     """
-    if getattr(options, "enable_reconfigure", False):
-        raise MisuseError(
-            "hive groups cannot be reconfigured: leave out enable_reconfigure=True; when a rank is lost,"
-            " dist.shrink_group goes on with those who are left"
-        )
     options_of_group = GroupOptions.parse(group_options)
     timeout_s = options.timeout.total_seconds()
+    if getattr(options, "enable_reconfigure", False):
+        return _create_unconnected(options, options_of_group, timeout_s=timeout_s)
     ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
     name = group_name_of(options.group_id)
     world = world_for(options, ranks=ranks, name=name, timeout_s=timeout_s)
@@ -241,3 +262,20 @@ def create(options: Any, group_options: object = None) -> Any:
         adapter = HiveProcessGroupWithBackend(collectives, options.store, device=device)
     keep(adapter)
     return adapter
+
+
+def _create_unconnected(options: Any, options_of_group: GroupOptions, *, timeout_s: float) -> Any:
+    """The group of `enable_reconfigure=True`, whose ranks come with the first `reconfigure`."""
+    if is_mixed():
+        raise MisuseError("torch reconfigures groups of one backend alone: leave out enable_reconfigure=True")
+    reconfiguration = Reconfiguration(
+        options.store, rank=options.group_rank, size=options.group_size, timeout_s=timeout_s, options=options_of_group
+    )
+    group = HiveProcessGroupWithBackend(
+        reconfiguration.collectives,
+        options.store,
+        device=_being_made().get("device_id"),
+        reconfiguration=reconfiguration,
+    )
+    keep(group)
+    return group

@@ -70,7 +70,7 @@ def generation_of(store: Store, *, rank: int) -> int:
     return int(store.add(f"hive/connects/{rank}", 1))
 
 
-def own_address(store: Store, *, world_size: int, environment: Mapping[str, str] | None = None) -> str:
+def own_address(store: Store, *, world_size: int | None, environment: Mapping[str, str] | None = None) -> str:
     """The literal address of this host that leads to the other ranks: the one from which it reaches the store.
 
     Where the store is at a loopback address although some ranks are on other hosts (Debian names a host's own name
@@ -80,17 +80,18 @@ def own_address(store: Store, *, world_size: int, environment: Mapping[str, str]
     Args:
         store: the process group's store, perhaps behind prefixes.
         world_size: how many ranks there are; with torchrun's LOCAL_WORLD_SIZE it tells whether all are on this host.
+            None: that changes, and ranks of other hosts may come, which need not use this store.
         environment: for MASTER_ADDR and LOCAL_WORLD_SIZE; None for the process' own.
     """
     values = os.environ if environment is None else environment
     base: Any = store
     while isinstance(base, PrefixStore):
         base = base.underlying_store
-    if isinstance(base, HashStore):
+    if isinstance(base, HashStore) and world_size is not None:
         return LOOPBACK  # lives in this process' memory
     host = base.host if isinstance(base, TCPStore) else values.get("MASTER_ADDR", "")
     local = values.get("LOCAL_WORLD_SIZE", "")
-    all_here = local.isascii() and local.isdigit() and int(local) >= world_size
+    all_here = world_size is not None and local.isascii() and local.isdigit() and int(local) >= world_size
     towards = _address_towards(host) if host else ""
     if towards and (not ipaddress.ip_address(towards).is_loopback or all_here or not local):
         return towards

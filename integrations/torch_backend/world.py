@@ -83,6 +83,8 @@ class World:
                 _worlds.remove(self)
         if group is not self.group:
             group.close(timeout_s=timeout_s)
+        elif not last:
+            group.abort("the group was closed")
         if last and self._parent is not None:
             self._parent.give_back(self.group, timeout_s=timeout_s)
         elif last:
@@ -125,6 +127,17 @@ def world_for(options: Any, *, ranks: tuple[int, ...], name: str, timeout_s: flo
     world = World(group, ranks=ranks)
     with _lock:
         _worlds.append(world)
+    return world
+
+
+def adopt(group: transport.Group, *, instead_of: World | None) -> World:
+    """The connections of a default group whose ranks have changed, which torch numbers anew from 0.
+
+    Groups that are made from now on are made of it. Those that were made of the former one keep that one's connections.
+    """
+    world = World(group, ranks=tuple(range(group.size)))
+    with _lock:
+        _worlds[:] = [world, *(one for one in _worlds if one is not instead_of)]
     return world
 
 

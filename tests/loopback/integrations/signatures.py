@@ -10,7 +10,7 @@ from torch._C import _distributed_c10d as c10d
 
 UNTESTED = {
     "_end_coalescing": "Gloo does not coalesce; see group_checks",
-    "reconfigure": "no rank can be added to a hive group",
+    "reconfigure": "for groups that are made for it; see programs/reconfigured.py",
     "allreduce_sparse": "for sparse GPU tensors; `allreduce` takes those of the CPU",
     "gather_single": "Gloo has none; see collective_checks",
     "gather_into_tensor": "Gloo has none; see collective_checks",

@@ -19,8 +19,8 @@ SCENARIOS = {
     "beside_gloo": 3,
     "with_a_wrong_variable": 1,
 }
-SCENARIOS_OF_2_15 = {"with_a_device_id": 3, "with_a_device_id_and_no_backend": 2, "to_be_reconfigured": 2}
-"""Before, torch takes GPUs alone as a device_id, and knows nothing of groups that change."""
+SCENARIOS_OF_2_15 = {"with_a_device_id": 3, "with_a_device_id_and_no_backend": 2}
+"""Before, torch takes GPUs alone as a device_id."""
 SCENARIOS_BEFORE_2_15 = {"split_beside_a_gpu": 3}
 NEWER = hasattr(dist.ProcessGroup, "reconfigure")
 of_2_15 = pytest.mark.skipif(not NEWER, reason="torch 2.15 has this first")
@@ -75,14 +75,6 @@ def test_groups_form_where_a_device_id_is_given_also_without_this_rank(results: 
         ]
     for result in results["with_a_device_id_and_no_backend"]:
         assert result.exit_code == 0, result.output
-
-
-@of_2_15
-def test_a_group_that_is_to_be_reconfigured_is_refused(results: Results) -> None:
-    for result in results["to_be_reconfigured"]:
-        (report,) = result.reports
-        assert report["text"].startswith("[misuse]")
-        assert "enable_reconfigure" in report["text"]
 
 
 @pytest.mark.skipif(NEWER, reason="since torch 2.15 groups are split without a GPU; see group_checks")

@@ -75,15 +75,21 @@ def test_ranks_that_connect_equally_often_meet_under_the_same_new_keys() -> None
         ({"192.0.2.1": "10.0.0.9"}, {}, 2, "10.0.0.9"),
         ({"192.0.2.1": "10.0.0.9"}, {"LOCAL_WORLD_SIZE": "2"}, 2, "127.0.0.1"),
         ({"fd00::1": "fd00::2"}, {"MASTER_ADDR": "fd00::1"}, 2, "fd00::2"),
+        (
+            {"127.0.0.1": "127.0.0.1", "192.0.2.1": "10.0.0.9"},
+            {"MASTER_ADDR": "127.0.0.1", "LOCAL_WORLD_SIZE": "2"},
+            None,
+            "10.0.0.9",
+        ),
     ],
-    ids=["lan", "all-here", "spawned", "debian-hostname", "no-host", "no-host-all-here", "ipv6"],
+    ids=["lan", "all-here", "spawned", "debian-hostname", "no-host", "no-host-all-here", "ipv6", "others-may-come"],
 )
 def test_the_advertised_address_is_the_one_that_leads_to_the_store(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     routes: dict[str, str],
     environment: dict[str, str],
-    world_size: int,
+    world_size: int | None,
     expected: str,
 ) -> None:
     monkeypatch.setattr(store_rendezvous, "_route", lambda target, family: routes.get(target, ""))
@@ -93,3 +99,10 @@ def test_the_advertised_address_is_the_one_that_leads_to_the_store(
 
 def test_a_store_in_memory_means_loopback() -> None:
     assert own_address(PrefixStore("0", HashStore()), world_size=2, environment={}) == "127.0.0.1"
+
+
+def test_a_store_in_memory_says_nothing_of_ranks_that_may_come_from_other_hosts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(store_rendezvous, "_route", lambda target, family: {"192.0.2.1": "10.0.0.9"}.get(target, ""))
+    assert own_address(PrefixStore("0", HashStore()), world_size=None, environment={}) == "10.0.0.9"

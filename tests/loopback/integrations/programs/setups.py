@@ -121,10 +121,3 @@ def split_beside_a_gpu(rank: int, size: int) -> None:
         dist.all_reduce(tensor, group=pair)
     report(total=tensor[0].item(), device=str(dist.group.WORLD.bound_device_id))
     dist.destroy_process_group()
-
-
-def to_be_reconfigured(rank: int, size: int) -> None:
-    try:
-        connect(enable_reconfigure=True)
-    except RuntimeError as error:
-        report(text=str(error))
