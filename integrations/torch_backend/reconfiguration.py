@@ -38,11 +38,20 @@ class _Place:
 class _Unconnected:
     """Stands where a connected group has its `Collectives`: every operation is an error that says what to do."""
 
-    def __init__(self, former: Any, *, why: str) -> None:
-        self.group = _Place(former.group.rank, former.group.size)
-        self.timeout_s: float = former.timeout_s
-        self.options: GroupOptions = former.options
-        self.abort_hooks: dict[int, Callable[[], None]] = former.abort_hooks
+    def __init__(
+        self,
+        *,
+        rank: int,
+        size: int,
+        timeout_s: float,
+        options: GroupOptions,
+        abort_hooks: dict[int, Callable[[], None]],
+        why: str,
+    ) -> None:
+        self.group = _Place(rank, size)
+        self.timeout_s = timeout_s
+        self.options = options
+        self.abort_hooks = abort_hooks
         self.sequence = 0
         self.on_close: list[Callable[[], None]] = []
         self.why = why
@@ -61,16 +70,6 @@ class _Unconnected:
         if name.startswith("__"):
             raise AttributeError(name)
         raise MisuseError(f"the process group is not connected: {self.why}")
-
-
-@dataclasses.dataclass(frozen=True)
-class _Beginning:
-    """What torch was told of the group when it was made."""
-
-    group: _Place
-    timeout_s: float
-    options: GroupOptions
-    abort_hooks: dict[int, Callable[[], None]] = dataclasses.field(default_factory=dict)
 
 
 class Reconfiguration:
@@ -94,10 +93,10 @@ class Reconfiguration:
         self._closed = False
         self._listener: transport.Listener | None = None
         self._connecting: transport.Listener | None = None
-        self._uuids: set[int] = set()
+        self._uuids: set[int] = set()  # a number for each time that the group was formed
         why = "exchange what get_reconfigure_handle() gives, and call reconfigure()"
-        begin = _Beginning(_Place(rank, size), timeout_s, options)
-        self.collectives = cast(Collectives, _Unconnected(begin, why=why))
+        first = _Unconnected(rank=rank, size=size, timeout_s=timeout_s, options=options, abort_hooks={}, why=why)
+        self.collectives = cast(Collectives, first)
         self.on_change: Callable[[Collectives], None] = lambda _collectives: None
 
     def handle(self) -> str:
@@ -150,7 +149,14 @@ class Reconfiguration:
             self._listener = None
             self._stop_connecting("a later reconfigure has begun")
             self._connecting = listener
-            waiting = _Unconnected(former, why="it is being reconfigured; wait for the Work of that")
+            waiting = _Unconnected(
+                rank=former.group.rank,
+                size=former.group.size,
+                timeout_s=former.timeout_s,
+                options=former.options,
+                abort_hooks=former.abort_hooks,
+                why="it is being reconfigured; wait for the Work of that",
+            )
             self._change(cast(Collectives, waiting))
         limit_s = former.timeout_s if timeout_s is None else timeout_s
         work = HiveWork(

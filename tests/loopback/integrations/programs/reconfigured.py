@@ -85,7 +85,7 @@ def killed_and_replaced(rank: int, size: int) -> None:
         report(lost=error_of(member.total))
         member.form(2, (2, 0))
         report(place=dist.get_rank(), size=dist.get_world_size(), total=member.total())
-        report(gradient=gradient(torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))))
+        report(gradient=gradient(model))
     member.form(3, (0, 2, 3))
     objects: list[object] = [None] * 3
     dist.all_gather_object(objects, rank)
