@@ -24,7 +24,7 @@ from integrations.torch_backend.completion_threads import CompletionThreads
 from integrations.torch_backend.options import GroupOptions
 from integrations.torch_backend.store_rendezvous import own_address
 from integrations.torch_backend.work import HiveWork
-from integrations.torch_backend.world import adopt
+from integrations.torch_backend.world import adopt, retire
 
 _threads = CompletionThreads()
 
@@ -194,12 +194,14 @@ class Reconfiguration:
     ) -> None:
         """On a thread of its own."""
         try:
+            if isinstance(former, Collectives):
+                retire(former.world)
             former.close()
             name = f"reconfigured {uuid}"
             group = listener.connect(handles, name=name, timeout_s=waiting.timeout_s, connect_timeout_s=timeout_s)
             with self._lock:
                 if self._connecting is listener:
-                    world = adopt(group, instead_of=former.world if isinstance(former, Collectives) else None)
+                    world = adopt(group)
                     lent = world.lend(name, world.ranks, timeout_s=waiting.timeout_s)
                     collectives = Collectives(world, lent, timeout_s=waiting.timeout_s, options=waiting.options)
                     collectives.abort_hooks = waiting.abort_hooks

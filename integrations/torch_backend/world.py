@@ -130,15 +130,21 @@ def world_for(options: Any, *, ranks: tuple[int, ...], name: str, timeout_s: flo
     return world
 
 
-def adopt(group: transport.Group, *, instead_of: World | None) -> World:
+def adopt(group: transport.Group) -> World:
     """The connections of a default group whose ranks have changed, which torch numbers anew from 0.
 
-    Groups that are made from now on are made of it. Those that were made of the former one keep that one's connections.
+    Groups that are made from now on are made of it.
     """
     world = World(group, ranks=tuple(range(group.size)))
     with _lock:
-        _worlds[:] = [world, *(one for one in _worlds if one is not instead_of)]
+        _worlds.insert(0, world)
     return world
+
+
+def retire(world: World) -> None:
+    """Make no more groups of these connections. Those that are made of them go on."""
+    with _lock:
+        _worlds[:] = [one for one in _worlds if one is not world]
 
 
 def group_name_of(group_id: str) -> str:

@@ -92,8 +92,9 @@ def test_operations_and_attempts_end_with_an_error_when_something_else_is_wanted
         if rank == 0:
             pending = str(found.pop(0)["pending"])
             assert pending.startswith(("[connection-lost]", "[cancelled]")), pending
-        total, during, overtaken, aborted, again, after, third, destroyed = found
+        total, pair, during, overtaken, aborted, again, after, third, destroyed = found
         assert total == again == third == {"total": 11.0}
+        assert pair == {"pair": 2.0}  # made of the former ranks, and over their connections
         assert "is being reconfigured" in str(during["during"])
         assert str(overtaken["overtaken"]).startswith("[cancelled] connecting: a later reconfigure has begun")
         assert overtaken["alone"] == 10.0**rank

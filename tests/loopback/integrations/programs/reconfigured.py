@@ -20,6 +20,9 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parent))
 from ranks import connect, report
 
+api: Any = dist
+"""torch still keeps the names of this interface to itself."""
+
 
 class Member:
     """One process, known to the others by its number."""
@@ -27,14 +30,14 @@ class Member:
     def __init__(self, number: int, size: int) -> None:
         self.number = number
         self.everybody = range(size)
-        self.store = dist.TCPStore(
+        self.store = api.TCPStore(
             os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, wait_for_workers=False
         )
-        connect(store=dist.HashStore(), rank=0, world_size=1, enable_reconfigure=True)
+        connect(store=api.HashStore(), rank=0, world_size=1, enable_reconfigure=True)
 
     def exchange(self, turn: str, numbers: Sequence[int] | None = None) -> list[str]:
         """The handles of these processes, of which this is one."""
-        self.store.set(f"{turn}/{self.number}", dist._get_reconfigure_handle())
+        self.store.set(f"{turn}/{self.number}", api._get_reconfigure_handle())
         return [self.store.get(f"{turn}/{number}").decode() for number in numbers or self.everybody]
 
     def meet(self, turn: str, numbers: Sequence[int] | None = None) -> None:
@@ -43,7 +46,7 @@ class Member:
         self.store.wait([f"{turn}/{number}" for number in numbers or self.everybody])
 
     def form(self, uuid: int, numbers: Sequence[int] | None = None) -> None:
-        dist._reconfigure(uuid, self.exchange(f"form {uuid}", numbers)).wait()
+        api._reconfigure(uuid, self.exchange(f"form {uuid}", numbers)).wait()
 
     def total(self) -> float:
         tensor = torch.full((1000,), 10.0**self.number)
@@ -60,7 +63,7 @@ def error_of(call: Callable[[], Any]) -> str:
 
 
 def attempt(uuid: int, handles: Sequence[str], seconds: float = 30.0) -> str:
-    return error_of(lambda: dist._reconfigure(uuid, list(handles), timeout=timedelta(seconds=seconds)).wait())
+    return error_of(lambda: api._reconfigure(uuid, list(handles), timeout=timedelta(seconds=seconds)).wait())
 
 
 def gradient(model: Any) -> float:
@@ -74,7 +77,7 @@ def killed_and_replaced(rank: int, size: int) -> None:
     """Processes 0 to 2 begin; 1 is killed; 0 and 2 go on; 3 comes, which has waited."""
     member = Member(rank, size)
     if rank != 3:
-        report(before=error_of(member.total), supported=dist._supports_reconfigure())
+        report(before=error_of(member.total), supported=api._supports_reconfigure())
         member.form(1, (0, 1, 2))
         report(place=dist.get_rank(), size=dist.get_world_size(), total=member.total())
         model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
@@ -97,7 +100,7 @@ def killed_and_replaced(rank: int, size: int) -> None:
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     assert (backend.rank(), backend.size()) == (dist.get_rank(), dist.get_world_size())
     report(place=dist.get_rank(), size=3, total=member.total(), objects=objects, received=received.item())
-    pair = dist.new_group([0, 1], use_local_synchronization=True)
+    pair: Any = dist.new_group([0, 1], use_local_synchronization=True)
     if dist.get_rank() < 2:
         tensor = torch.full((3,), float(rank))
         dist.all_reduce(tensor, group=pair)
@@ -113,17 +116,17 @@ def wrong_handles(rank: int, size: int) -> None:
     assert attempt(1, former) == "nothing was raised"
     report(
         ungiven=attempt(9, former),
-        own=(own := dist._get_reconfigure_handle()) == dist._get_reconfigure_handle(),
+        own=(own := api._get_reconfigure_handle()) == api._get_reconfigure_handle(),
         stale=attempt(9, former),
         doubled=attempt(9, [own, own]),
         malformed=attempt(9, [own, "gloo:0:-1:0:"]),
         empty=attempt(9, []),
         uuid=attempt(1, [own]),
-        hints=error_of(lambda: dist._reconfigure(9, [own], hints={"color": "blue"})),
+        hints=error_of(lambda: api._reconfigure(9, [own], hints={"color": "blue"})),
         total=member.total(),
     )
     pair: Any = dist.new_group([0, 1])
-    report(kept=error_of(lambda: dist._get_reconfigure_handle(pair)), supported=dist._supports_reconfigure(pair))
+    report(kept=error_of(lambda: api._get_reconfigure_handle(pair)), supported=api._supports_reconfigure(pair))
     member.meet("end")
     dist.destroy_process_group()
     report(mixed=error_of(lambda: connect("cpu:hive,cuda:gloo", enable_reconfigure=True)))
@@ -155,6 +158,7 @@ def changes_of_mind(rank: int, size: int) -> None:
     """Operations under way, attempts that a later one or an abort overtakes, and a signal's way out."""
     member = Member(rank, size)
     member.form(1)
+    pair: Any = dist.new_group([0, 1])
     pending = dist.all_reduce(torch.ones(10), async_op=True) if rank == 0 else None
     if rank == 1:
         time.sleep(0.5)
@@ -162,11 +166,13 @@ def changes_of_mind(rank: int, size: int) -> None:
     if pending is not None:
         report(pending=error_of(pending.wait))
     report(total=member.total())
-    hopeless = dist._reconfigure(3, [dist._get_reconfigure_handle(), absent_handle()])
+    dist.all_reduce(tensor := torch.ones(3), group=pair)
+    report(pair=tensor[0].item())
+    hopeless = api._reconfigure(3, [api._get_reconfigure_handle(), absent_handle()])
     report(during=error_of(member.total))
-    assert attempt(4, [dist._get_reconfigure_handle()]) == "nothing was raised"
+    assert attempt(4, [api._get_reconfigure_handle()]) == "nothing was raised"
     report(overtaken=error_of(hopeless.wait), alone=member.total())
-    hopeless = dist._reconfigure(5, [dist._get_reconfigure_handle(), absent_handle()])
+    hopeless = api._reconfigure(5, [api._get_reconfigure_handle(), absent_handle()])
     group: Any = dist.group.WORLD
     group.abort()
     report(aborted=error_of(hopeless.wait), after=error_of(member.total))
@@ -176,7 +182,7 @@ def changes_of_mind(rank: int, size: int) -> None:
     report(after=error_of(member.total))
     member.form(7)
     report(total=member.total())
-    hopeless = dist._reconfigure(8, [dist._get_reconfigure_handle(), absent_handle()])
+    hopeless = api._reconfigure(8, [api._get_reconfigure_handle(), absent_handle()])
     dist.destroy_process_group()
     report(destroyed=error_of(hopeless.wait), handle=error_of(group.get_reconfigure_handle))
 
