@@ -9,7 +9,8 @@ difference z = y - x has to be kept, and training knows nothing of it:
 
 Exchanges run beside training. Both partners take the same difference, so the sum of their x is the same afterwards.
 Pairs follow a ring along the shortest links (`gossip`), anew when members come or go. An exchange whose partner is
-lost does not take place. Who joins takes the parameters of its first partner.
+lost does not take place. Who joins takes the parameters of its first partner. If all who had some are lost before,
+the first of those who joined keeps its own.
 """
 
 from __future__ import annotations
@@ -81,6 +82,7 @@ class A2CiD2(Algorithm):
         (own, ended), self._flight = self._flight, None
         theirs = ended.result()
         self._pace = self._pairs.pace
+        self._is_new = self._is_new and not self._pairs.begins
         if theirs is None:
             return
         self.exchanges += 1
@@ -150,38 +152,43 @@ class _Pairs:
         self._ring = gossip.Ring((0,))
         self._ended: set[int] = set()
         self.pace = gossip.Pace(kept=1.0, pull=0.5)
+        self.begins = False  # nobody has the job's parameters any more: this member's are the ones to take
 
     def exchange(self, own: torch.Tensor, *, is_new: bool) -> torch.Tensor | None:
         """The partner's values; None where there is no partner, it was lost, or has no values of the job's to give."""
 
         def swap(group: Group, view: View) -> torch.Tensor | None:
-            self._enter(group, view)
-            return self._swap(group, own, _Says.IS_NEW if is_new else _Says.TRAINS) if group.size > 1 else None
+            has_none = self._enter(group, view, is_new=is_new)
+            return self._swap(group, own, _Says.IS_NEW if has_none else _Says.TRAINS) if group.size > 1 else None
 
         return self._group.aside(swap)
 
     def average(self, own: torch.Tensor, *, is_new: bool) -> torch.Tensor:
         """The mean of all members' values. A member that is lost meanwhile may leave others with unequal ones."""
-        total = torch.cat([own * float(not is_new), torch.tensor([float(not is_new)])])
 
         def reduce(group: Group, view: View) -> torch.Tensor:
-            self._enter(group, view)
+            counts = float(not self._enter(group, view, is_new=is_new))
             while self._ring.neighbours(group.rank) - self._ended:  # who still trains waits for us at an event
                 self._swap(group, own, _Says.ENDS)
-            result = total.clone()
+            result = torch.cat([own * counts, torch.tensor([counts])])
             group.allreduce(result).wait()
             return result
 
         while (result := self._group.aside(reduce)) is None:
             pass
-        return result[:-1] / result[-1] if result[-1] > 0 else own
+        return result[:-1] / result[-1]
 
-    def _enter(self, group: Group, view: View) -> None:
-        """Agree on a ring with the members of a new view."""
+    def _enter(self, group: Group, view: View, *, is_new: bool) -> bool:
+        """Agree on a ring with the members of a new view; whether this one still has no parameters of the job's."""
         if view.epoch != self._epoch:
+            holders = np.array([self.begins or not is_new], np.int64)
+            group.allreduce(holders).wait()
+            if group.rank == 0 and not holders[0]:
+                self.begins = True
             self._ring = gossip.ring(_costs(group, self._elems))
             self.pace = gossip.pace(self._ring.edges, size=group.size)
             self._epoch, self._event, self._ended = view.epoch, 0, set()
+        return is_new and not self.begins
 
     def _swap(self, group: Group, own: torch.Tensor, says: _Says) -> torch.Tensor | None:
         """Exchange with the partner of the next event that this rank is needed at."""

@@ -47,3 +47,36 @@ def test_members_that_average_in_pairs_go_on_without_one_that_is_lost_and_end_wi
     assert torch.equal(flat(networks[0]), flat(networks[2]))
     assert torch.equal(flat(networks[0]), flat(networks[3]))
     assert not torch.equal(flat(networks[0]), flat(model()))
+
+
+def test_where_all_who_had_the_jobs_parameters_are_lost_the_others_still_average() -> None:
+    where = register()
+    networks = [model() for _ in range(3)]
+    with torch.no_grad():
+        for one in networks[2].parameters():
+            one.add_(0.01)
+    algorithms = [A2CiD2(one.parameters()) for one in networks]
+    begun, gone, ends = threading.Event(), threading.Event(), threading.Barrier(2)
+
+    def run(rank: int) -> None:
+        inner = sgd(networks[rank])
+        if rank:
+            assert begun.wait(60.0)
+        with algorithms[rank].join(where, name=f"member-{rank}", settings=SETTINGS) as group:
+            if rank == 0:
+                begun.set()
+                wait_until(lambda: step_once(networks[0], inner, algorithms[0]) or len(group.view.workers) == 3)
+                group.close()  # the others have not exchanged yet
+                gone.set()
+                return
+            assert gone.wait(60.0)
+            wait_until(
+                lambda: (
+                    step_once(networks[rank], inner, algorithms[rank]) or min(e.exchanges for e in algorithms[1:]) > 1
+                )
+            )
+            ends.wait(60.0)
+            algorithms[rank].finish()
+
+    in_threads(3, run)
+    assert torch.equal(flat(networks[1]), flat(networks[2]))
