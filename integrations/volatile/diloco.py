@@ -2,7 +2,8 @@
 
 Each member has an optimiser and data of its own. After `every` steps the members average their parameters. The change
 of that average is the gradient of an outer optimiser, SGD with Nesterov momentum, which all of them carry out alike.
-A member that is lost, comes or goes between two meetings changes only how many are averaged.
+A member that is lost, comes or goes between two meetings changes only how many are averaged. One whose part came too
+late goes on from the others' parameters, as everybody does.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ class DiLoCo(GlobalAlgorithm):
         # What 16-bit parameters cannot hold of the global ones is nobody's change.
         mean = fragment.read() + (began - fragment.rounded(began))
         self.last = self._group.all_reduce(mean, quorum=self.quorum)
-        self._apply([mean])
-        self._receive(0, keep=not self._counted(self.last))
+        if not self.last.applied:
+            self._apply([mean])
+        self._receive(0, keep=False)
         return self.last
 
     def _apply(self, result: Sequence[torch.Tensor]) -> None:
@@ -56,8 +58,9 @@ class DiLoCo(GlobalAlgorithm):
         self._step(mean, self._global[0] - mean)
 
     def finish(self) -> None:
-        """A last meeting."""
-        self.meet()
+        """A last meeting, of what was learned since the one before; a second one at once would be momentum alone."""
+        if self._inner % self.every:
+            self.meet()
 
 
 class LocalSGD(DiLoCo):

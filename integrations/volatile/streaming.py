@@ -38,6 +38,7 @@ class StreamingDiLoCo(GlobalAlgorithm):
         overlap: inner steps that an exchange may take. The paper advises 5 at most; up to 10 cost it 0.2 %.
         alpha: how much of a member's own values it keeps when it receives: 0 takes the global ones, 1 none of them.
         compression: "int4", "int8", "bfloat16" or "" for none. Small fragments are sent as they are.
+        quorum: with so many parts, and more than half of all, none waits for a late one; 0 waits for all.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class StreamingDiLoCo(GlobalAlgorithm):
         outer_rate: float = 0.4,
         outer_momentum: float = 0.9,
         compression: str = "int4",
+        quorum: int = 0,
     ) -> None:
         super().__init__(
             parameters, every=every, fragments=fragments, outer_rate=outer_rate, outer_momentum=outer_momentum
@@ -61,7 +63,7 @@ class StreamingDiLoCo(GlobalAlgorithm):
             )
         if not 0.0 <= alpha <= 1.0:
             raise MisuseError(f"alpha is {alpha}: it is a part of 1")
-        self.overlap, self.alpha, self.compression = overlap, alpha, compression
+        self.overlap, self.alpha, self.compression, self.quorum = overlap, alpha, compression, quorum
         self._flight: _Flight | None = None
         self._thread: ThreadPoolExecutor | None = None
 
@@ -90,6 +92,7 @@ class StreamingDiLoCo(GlobalAlgorithm):
         for _ in self._fragments:
             self._send(0)
             self._arrive(0.0)
+        self._write_global()
 
     def _send(self, overlap: int) -> None:
         group, place = self._group, self._place
@@ -97,7 +100,7 @@ class StreamingDiLoCo(GlobalAlgorithm):
         gradient = fragment.rounded(self._held[place]) - fragment.read()
 
         def exchange() -> Committed:
-            committed = group.all_reduce(gradient, compression=self.compression, feedback=place)
+            committed = group.all_reduce(gradient, quorum=self.quorum, compression=self.compression, feedback=place)
             if not committed.applied:
                 self._apply([gradient])
             return committed
@@ -114,10 +117,8 @@ class StreamingDiLoCo(GlobalAlgorithm):
         flight, self._flight = self._flight, None
         assert flight is not None
         self.last = flight.ended.result()
-        own = self._fragments[flight.place].read()
         for place, merged in enumerate(self._global):
             if self._held[place] is not merged:  # more than one where this member was left behind
-                self._receive(place, keep=place != flight.place or not self._counted(self.last))
-        if self._counted(self.last):
-            merged = self._global[flight.place]
-            self._fragments[flight.place].write(merged + alpha * (own - merged))
+                own = self._fragments[place].read()
+                self._fragments[place].write(merged + alpha * (own - merged))
+                self._held[place] = merged

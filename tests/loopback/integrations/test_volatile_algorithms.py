@@ -1,4 +1,4 @@
-"""What all algorithms promise: alone each trains as its inner optimiser, and nothing that a member learned is lost."""
+"""What all algorithms promise: alone each trains as its inner optimiser, and who was late or away goes on after that."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from patience import wait_until
 from volatile_members import SETTINGS, adamw, flat, in_threads, learn, model, register, sgd, step_once, train
 
+from hive_qos.errors import MisuseError
 from integrations.volatile import A2CiD2, AsyncDiLoCo, DiLoCo, PartialMean, StreamingDiLoCo
 from integrations.volatile.algorithm import Algorithm
 
@@ -45,32 +46,6 @@ def test_one_member_trains_as_its_inner_optimiser_alone(make: Callable[..., Algo
     algorithm = make(network, inner)
     train(algorithm, network, inner, register(), after=lambda _: algorithm.finish())
     torch.testing.assert_close(flat(network), alone(adamw), rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("algorithm", [DiLoCo, StreamingDiLoCo])
-def test_what_a_member_learned_in_a_round_that_left_it_out_is_part_of_its_next_one(
-    algorithm: type[DiLoCo] | type[StreamingDiLoCo], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    network = model()
-    options: dict[str, Any] = {"overlap": 0, "fragments": 1, "alpha": 0.0} if algorithm is StreamingDiLoCo else {}
-    found = algorithm(network.parameters(), every=1, outer_rate=1.0, outer_momentum=0.0, **options)
-    began, counted = flat(network), False
-    monkeypatch.setattr(found, "_counted", lambda committed: counted)
-    merges: list[torch.Tensor] = []
-
-    def others_only(mean: torch.Tensor, gradient: torch.Tensor) -> None:
-        merges.append(gradient.clone())
-        found._rounds += 1  # what the others have merged: no change
-
-    monkeypatch.setattr(found, "_step", others_only)
-    with found.join(register(), name="late", settings=SETTINGS):
-        for number in range(3):
-            counted = number == 2
-            with found.step(), torch.no_grad():
-                for one in network.parameters():
-                    one.add_(0.25)
-    torch.testing.assert_close(torch.stack(merges), -torch.tensor([0.25, 0.5, 0.75])[:, None].expand(3, len(began)))
-    assert torch.equal(flat(network), began)
 
 
 def test_a_member_that_comes_back_brings_what_it_learned_while_it_was_cut_off() -> None:
@@ -171,3 +146,73 @@ def test_members_hold_the_same_global_bits_after_each_round_and_who_comes_later_
     assert len(everybody) >= 4
     for number in set(seen[0]) | set(seen[1]) | set(seen[2]):
         assert len({one[number] for one in seen if number in one}) == 1, number
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda network: DiLoCo(network.parameters()),
+        lambda network: A2CiD2(network.parameters()),
+        lambda network: PartialMean(network.parameters(), optimizer=sgd(network)),
+    ],
+    ids=["DiLoCo", "A2CiD2", "PartialMean"],
+)
+def test_a_state_is_loaded_before_a_member_joins_not_after(make: Callable[[torch.nn.Module], Algorithm]) -> None:
+    algorithm = make(model())
+    state = algorithm.state_dict()
+    with (
+        algorithm.join(register(), name="alone", settings=SETTINGS),
+        pytest.raises(MisuseError, match="before you join"),
+    ):
+        algorithm.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda network: DiLoCo(network.parameters(), every=1, quorum=2),
+        lambda network: StreamingDiLoCo(  # fragments of 512 and of 65 values
+            network.parameters(), every=2, fragments=2, overlap=0, alpha=0.0, compression="", quorum=2
+        ),
+    ],
+    ids=["DiLoCo", "StreamingDiLoCo"],
+)
+def test_with_a_quorum_members_go_on_without_a_late_one_which_takes_what_it_missed(
+    make: Callable[[torch.nn.Module], DiLoCo | StreamingDiLoCo],
+) -> None:
+    size, where = 3, register()
+    networks = [model() for _ in range(size)]
+    algorithms = [make(one) for one in networks]
+    seen: list[dict[int, bytes]] = [{} for _ in range(size)]
+    counted: list[bool] = []
+    ended = threading.Event()
+
+    def run(rank: int) -> None:
+        algorithm, inner = algorithms[rank], sgd(networks[rank])
+
+        def step() -> None:
+            step_once(networks[rank], inner, algorithm)
+            state = algorithm.state_dict()
+            seen[rank][state["rounds"]] = b"".join(state[name].numpy().tobytes() for name in ("global", "buffer"))
+            if isinstance(algorithm, DiLoCo):
+                assert torch.equal(flat(networks[rank]), state["global"])
+            if rank == 2:
+                assert algorithm.last is not None
+                counted.append(algorithm.last.contributed)
+
+        with algorithm.join(where, name=f"member-{rank}", settings=SETTINGS) as group:
+            wait_until(lambda: len(group.view.members) == size or step(), pause_s=0.02)
+            if rank < 2:
+                wait_until(lambda: ended.is_set() or step(), pause_s=0.02, limit_s=90.0)
+                return
+            for _ in range(8):
+                step()
+            wait_until(lambda: step() or not counted[-1], pause_s=1.0, limit_s=60.0)
+            wait_until(lambda: step() or counted[-1])
+            ended.set()
+
+    in_threads(size, run)
+    everybody = set(seen[0]) & set(seen[2])
+    assert len(everybody) > 4
+    assert max(seen[2]) - min(seen[2]) >= len(seen[2])  # it has missed some
+    assert all(seen[0][number] == seen[2][number] for number in everybody)

@@ -8,6 +8,7 @@ from volatile_members import SETTINGS, batch, flat, in_threads, model, register,
 
 from hive_qos.errors import MisuseError
 from integrations.volatile.diloco import DiLoCo, LocalSGD
+from transport.volatile.group import VolatileGroup
 
 BATCHES = 6
 
@@ -72,3 +73,21 @@ def test_a_checkpoint_goes_on_where_it_was_made_and_another_models_is_refused() 
     assert torch.equal(flat(network), flat(other))
     with pytest.raises(MisuseError, match="of another model"):
         DiLoCo(torch.nn.Linear(2, 2).parameters()).load_state_dict(algorithm.state_dict())
+
+
+def test_who_ends_with_a_meeting_does_not_meet_again_and_who_has_learned_since_does() -> None:
+    network = model()
+    algorithm = DiLoCo(network.parameters(), every=2)
+    inner = torch.optim.SGD(network.parameters(), lr=0.1)
+    ends: list[tuple[int, torch.Tensor]] = []
+    for steps in (4, 3):
+
+        def end(_: VolatileGroup) -> None:
+            before = flat(network)
+            algorithm.finish()
+            ends.append((algorithm.state_dict()["rounds"], flat(network) - before))
+
+        train(algorithm, network, inner, register(), steps=steps, after=end)
+    assert [rounds for rounds, _ in ends] == [2, 4]
+    assert not ends[0][1].any()
+    assert ends[1][1].any()
