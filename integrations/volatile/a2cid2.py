@@ -107,6 +107,7 @@ class A2CiD2(Algorithm):
         return {"parameters": self._all.read()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._require_apart()
         if "parameters" not in state or state["parameters"].shape != (self._all.elems,):
             raise MisuseError(f"this state is of another model: it does not have {self._all.elems} values")
         self._all.write(state["parameters"])

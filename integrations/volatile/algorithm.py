@@ -110,7 +110,7 @@ class Algorithm:
         """Take a checkpoint's state, and put its parameters into the model.
 
         Raises:
-            MisuseError: it is of another model.
+            MisuseError: it is of another model; or this member has joined, and holds what all members hold.
         """
         raise NotImplementedError
 
@@ -148,6 +148,10 @@ class Algorithm:
         if self._joined is None:
             raise MisuseError("join a register first: `with algorithm.join(register, name=...):`")
         return self._joined
+
+    def _require_apart(self) -> None:
+        if self._joined is not None:
+            raise MisuseError("load a state before you join: inside, all members have the same")
 
     def _counted(self, committed: Committed) -> bool:
         """Whether this member's part is in a step's result."""
@@ -247,8 +251,7 @@ class GlobalAlgorithm(Algorithm):
             return {**held, "rounds": self._rounds}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if self._joined is not None:
-            raise MisuseError("load a state before you join: inside, all members have the same")
+        self._require_apart()
         self._take_shared_state(state)
         self._write_global()
 
@@ -276,6 +279,6 @@ class GlobalAlgorithm(Algorithm):
 
     def _by_fragment(self, ordered: torch.Tensor) -> list[torch.Tensor]:
         """One vector a fragment, of one in the model's order."""
-        parts = torch.split(ordered.to(torch.float32), [one.numel() for one in self.parameters])
+        parts = torch.split(ordered.to("cpu", torch.float32), [one.numel() for one in self.parameters])
         found = dict(zip(self.parameters, parts, strict=True))
         return [torch.cat([found[parameter] for parameter in one.parameters]) for one in self._fragments]

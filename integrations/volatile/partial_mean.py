@@ -21,7 +21,9 @@ class PartialMean(Algorithm):
 
     Args:
         parameters: of the model.
-        optimizer: of the same parameters. A member that joins begins with the others' state of it.
+        optimizer: of the same parameters. A member that joins begins with the others' state of it, and repeats steps of
+            theirs by its `step()` alone. So what else is done to gradients or the rate belongs into a hook of it
+            (`register_step_pre_hook`), such as clipping.
         compression: of the gradients: "int4", "int8", "bfloat16" or "" for none; what it leaves out is sent later.
         quorum: with so many gradients, and more than half of all, a step does not wait for a late one; 0 waits for all.
     """
@@ -60,6 +62,7 @@ class PartialMean(Algorithm):
         return {"parameters": self._all.read(), "optimizer": self._optimizer.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._require_apart()
         if "parameters" not in state or state["parameters"].shape != (self._all.elems,):
             raise MisuseError(f"this state is of another model: it does not have {self._all.elems} values")
         self._all.write(state["parameters"])

@@ -12,7 +12,7 @@ step ends. Their gradients are averaged by DDP, so all of them train the same mo
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -72,6 +72,10 @@ class Site:
     def state_dict(self) -> dict[str, Any]:
         """As `Algorithm.state_dict`: the first rank's is the one to keep."""
         return self.algorithm.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """As `Algorithm.load_state_dict`. The first rank's counts: `join` hands it to the others."""
+        self.algorithm.load_state_dict(state)
 
     def _versions(self) -> list[int]:
         """How often each parameter was written to."""

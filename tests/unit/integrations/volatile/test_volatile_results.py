@@ -53,3 +53,11 @@ def test_a_step_that_a_program_makes_on_the_group_by_itself_changes_nothing() ->
         take(one, [5.0] * ELEMS, [5.0])
         state = one.state_dict()
         assert state.get("global", state.get("parameters")).tolist() == [1.0] * ELEMS
+
+
+def test_what_a_hook_of_the_optimiser_does_is_done_in_steps_that_a_member_repeats_too() -> None:
+    trained = parameter()
+    optimizer = torch.optim.SGD([trained], lr=1.0)
+    optimizer.register_step_pre_hook(lambda *_: torch.nn.utils.clip_grad_value_([trained], 0.5))
+    take(PartialMean([trained], optimizer=optimizer), [2.0] * ELEMS)
+    assert trained.tolist() == [0.5] * ELEMS
