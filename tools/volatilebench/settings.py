@@ -26,7 +26,7 @@ class Settings:
         every: inner steps between two meetings.
         networks: of `loss`, by the names of the collectives' benchmark. tasks: what is trained there.
         steps: inner steps of a training. training_s_max: one that takes longer ends where it is.
-        checks_steps: inner steps of a training of `checks`.
+        checks_steps: inner steps of a training of `checks`, after as many of DDP's.
         churn_workers: how many, half of them at each site. churn_every: inner steps between two meetings there.
         step_s: what a step takes there, mostly asleep: as on an accelerator, so that whoever is lost leaves no
             processor to the others.
