@@ -1,4 +1,4 @@
-"""What all algorithms promise: alone each trains as its inner optimiser, and who was late or away goes on after that."""
+"""What all algorithms promise: alone each trains as its inner optimiser, and who was late or away goes on with all."""
 
 from __future__ import annotations
 
