@@ -68,7 +68,7 @@ CHECKS: tuple[Check, ...] = (  # what takes no time first
     ),
     Check(
         name="streaming 1",
-        what="StreamingDiLoCo, 2 members, H 30, overlap 1: loss of DiLoCo's",
+        what="StreamingDiLoCo, 2 members, H 30, overlap 1: loss of DiLoCo's with the same outer rate",
         at_most=1.005,
         source="0.2 % with up to 10 steps of overlap (the same)",
     ),
