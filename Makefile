@@ -112,7 +112,7 @@ test-storage: setup ## Syncthing and rclone themselves beside a broker, in the l
 test-etcd: setup ## Volatile groups with Debian's etcd as their register, in a minute
 	@bash tools/etcd.sh $(BIN)/python
 
-test-churn: setup ## Random kills, stops and cut links in a volatile group, 10 minutes; CHURN="--seconds 30" for less
+test-churn: setup ## Random kills and cut links in a volatile group, 10 minutes; CHURN="--seconds 30" for less
 	@rm -rf out/churn
 	@$(BIN)/python -m tools.measure.volatile_churn --keep out/churn $(CHURN)
 
