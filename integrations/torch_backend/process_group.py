@@ -63,14 +63,6 @@ class HiveProcessGroup(Methods, _ProcessGroup):  # type: ignore[misc]  # Any on 
     def name(self) -> str:
         return NAME
 
-    def getRank(self) -> int:
-        """`rank` for C++."""
-        return self.rank()
-
-    def getSize(self) -> int:
-        """`size` for C++, such as DDP's mean."""
-        return self.size()
-
     def get_group_store(self) -> Any:
         return self._store
 
@@ -104,7 +96,8 @@ class HiveProcessGroup(Methods, _ProcessGroup):  # type: ignore[misc]  # Any on 
             timeout_s=parent.timeout_s if timeout is None else timeout.total_seconds(),
             options=None if _is_of_another_backend(opts) else GroupOptions.parse(opts),
         )
-        group = type(self)(child, c10d.PrefixStore(f"{name}/", self._store))
+        kind = HiveProcessGroupWithBackend if isinstance(self, ReconfigurableProcessGroup) else type(self)
+        group = kind(child, c10d.PrefixStore(f"{name}/", self._store))
         keep(group)
         group._set_group_name(name)
         group._set_group_desc(group_desc or f"{self.group_desc}:split:{self._splits}")
@@ -129,25 +122,42 @@ class HiveProcessGroupWithBackend(HiveProcessGroup):
             self._register_backend(device, dist.ProcessGroup.BackendType.CUSTOM, backend)
         keep(backend)
         self.reconfiguration = reconfiguration
-        if reconfiguration is not None:
-            self._backend = backend
-            reconfiguration.on_change = self._use
+        self._backend = backend
 
     @property
     def supports_reconfigure(self) -> bool:
         return self.reconfiguration is not None
-
-    def _use(self, collectives: Collectives) -> None:
-        """Go on with other ranks."""
-        for adapter in (self, self._backend):
-            adapter.collectives = collectives
-            keep(adapter)
 
     def run(self, method: Callable[..., Any], arguments: Sequence[Any]) -> Any:
         """Carry out a call by way of torch's dispatcher, where hooks see it."""
         if dispatch.takes(method.__name__, arguments):
             return dispatch.call(self, method.__name__, arguments)
         return super().run(method, arguments)
+
+
+class ReconfigurableProcessGroup(HiveProcessGroupWithBackend):
+    """The one whose ranks change. C++ asks it who and how many it has.
+
+    No other group answers that: C++ may ask with a lock held, and then a signal's handler waits for that lock for ever.
+    """
+
+    def __init__(self, reconfiguration: Reconfiguration, store: Any, *, device: torch.device | None) -> None:
+        super().__init__(reconfiguration.collectives, store, device=device, reconfiguration=reconfiguration)
+        reconfiguration.on_change = self._use
+
+    def getRank(self) -> int:
+        """`rank` for C++."""
+        return self.rank()
+
+    def getSize(self) -> int:
+        """`size` for C++, such as DDP's mean."""
+        return self.size()
+
+    def _use(self, collectives: Collectives) -> None:
+        """Go on with other ranks."""
+        for adapter in (self, self._backend):
+            adapter.collectives = collectives
+            keep(adapter)
 
 
 class HiveProcessGroupAlone(HiveProcessGroup):
@@ -271,11 +281,6 @@ def _create_unconnected(options: Any, options_of_group: GroupOptions, *, timeout
     reconfiguration = Reconfiguration(
         options.store, rank=options.group_rank, size=options.group_size, timeout_s=timeout_s, options=options_of_group
     )
-    group = HiveProcessGroupWithBackend(
-        reconfiguration.collectives,
-        options.store,
-        device=_being_made().get("device_id"),
-        reconfiguration=reconfiguration,
-    )
+    group = ReconfigurableProcessGroup(reconfiguration, options.store, device=_being_made().get("device_id"))
     keep(group)
     return group
