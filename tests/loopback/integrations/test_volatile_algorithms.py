@@ -9,7 +9,19 @@ from typing import Any
 import pytest
 import torch
 from patience import wait_until
-from volatile_members import SETTINGS, adamw, flat, in_threads, learn, model, register, sgd, step_once, train
+from volatile_members import (
+    SETTINGS,
+    adamw,
+    flat,
+    in_threads,
+    learn,
+    model,
+    register,
+    sgd,
+    step_once,
+    step_until,
+    train,
+)
 
 from hive_qos.errors import MisuseError
 from integrations.volatile import A2CiD2, AsyncDiLoCo, DiLoCo, PartialMean, StreamingDiLoCo
@@ -203,7 +215,7 @@ def test_with_a_quorum_members_go_on_without_a_late_one_which_takes_what_it_miss
         with algorithm.join(where, name=f"member-{rank}", settings=SETTINGS) as group:
             wait_until(lambda: len(group.view.members) == size or step(), pause_s=0.02)
             if rank < 2:
-                wait_until(lambda: ended.is_set() or step(), pause_s=0.02, limit_s=90.0)
+                step_until(ended, step, pause_s=0.02)
                 return
             for _ in range(8):
                 step()

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 from patience import wait_until
-from volatile_members import SETTINGS, adamw, batch, flat, in_threads, learn, model, register, sgd
+from volatile_members import SETTINGS, adamw, batch, flat, in_threads, learn, model, register, sgd, step_until
 
 from integrations.volatile import PartialMean
 from transport.volatile.group import VolatileGroup
@@ -114,7 +114,7 @@ def test_with_a_quorum_members_go_on_without_a_late_one_which_brings_all_that_it
         with algorithm.join(where, name=f"member-{rank}", settings=SETTINGS) as group:
             wait_until(lambda: len(group.view.members) == size or step(), pause_s=0.05)
             if rank < 2:
-                wait_until(lambda: ended.is_set() or step(), pause_s=0.05, limit_s=60.0)
+                step_until(ended, step, pause_s=0.05)
                 return
             for _ in range(6):
                 step()

@@ -34,4 +34,4 @@ def test_members_that_come_and_go_hold_the_same_bits(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(checks, "ROUNDS_BETWEEN", 2)
     differing, loss = checks.coming_and_going(0, 60)
     assert differing == 0
-    assert 0.9 < loss < 1.5  # of few steps: no more than that it was trained
+    assert 0.7 < loss < 1.5  # of few steps: no more than that it was trained

@@ -6,7 +6,9 @@ import threading
 from collections.abc import Callable
 
 import torch
+from patience import wait_until
 
+from hive_qos.errors import EvictedError
 from integrations.volatile.algorithm import Algorithm
 from transport.settings import Settings
 from transport.volatile.group import VolatileGroup
@@ -93,3 +95,11 @@ def step_once(network: torch.nn.Module, inner: torch.optim.Optimizer, algorithm:
     learn(network, inner, 7)
     with algorithm.step(tokens=4):
         inner.step()
+
+
+def step_until(ended: threading.Event, step: Callable[[], object], *, pause_s: float) -> None:
+    """Make steps until somebody else has ended. Who was behind by then is told so: nobody is left to give it more."""
+    try:
+        wait_until(lambda: ended.is_set() or step(), pause_s=pause_s, limit_s=90.0)
+    except EvictedError:
+        assert ended.is_set()
