@@ -79,7 +79,8 @@ class Agreements:
         context = request.call.context
         self._latest[context.group] = context, request.timeout_s
         # First: an operation that was given up may have left its agreement to this one.
-        if planner.is_due(request.number, invited=self._is_invited(context.group)):
+        invited = self._is_invited(context.group)
+        if planner.is_due(request.number, now_s=time.monotonic(), invited=invited):
             self._agree(context, request.number, planner, timeout_s=request.timeout_s)
         choice = planner.choice(problem, request.number)
         if choice is None:
@@ -93,7 +94,7 @@ class Agreements:
         planner, number = membership.planner, membership.begun
         if context is None or planner is None or membership.closed or not self._is_invited(group):
             return
-        if planner.is_due(number, invited=True):
+        if planner.is_due(number, now_s=time.monotonic(), invited=True):
             self._agree(context, number, planner, timeout_s=timeout_s)
 
     def _is_invited(self, group: str) -> bool:

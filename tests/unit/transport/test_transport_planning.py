@@ -127,6 +127,7 @@ def test_all_ranks_use_the_same_table_for_an_operation_however_far_one_is_ahead(
     planners = [Planner(ranks=range(size), forced="", site="") for _ in range(size)]
     problem = Problem(operation=Operation.ALLREDUCE, rank=0, size=size, item_bytes=4, counts=(10**6,))
     turn = [0] * size
+    clocks = [choose.choice((0.01, 0.1, 1.0)) for _ in range(size)]
     given_rows: list[list[np.ndarray]] = [[] for _ in range(size)]
     ended = [0] * size
     used: list[dict[int, Any]] = [{} for _ in range(size)]
@@ -139,9 +140,10 @@ def test_all_ranks_use_the_same_table_for_an_operation_however_far_one_is_ahead(
             ended[rank] += 1
             continue
         invited = any(len(rows) > len(given_rows[rank]) for rows in given_rows)
-        if planner.is_due(turn[rank], invited=invited and choose.random() < 0.5):
+        now_s = clocks[rank] * turn[rank] + 1  # some ranks come late to the numbers that were agreed
+        if planner.is_due(turn[rank], now_s=now_s, invited=invited and choose.random() < 0.5):
             mbit = rates[len(given_rows[rank]) % len(rates)] * (1 + rank)
-            given_rows[rank].append(planner.begin(turn[rank], link(mbit, rtt_us={}), now_s=0.01 * turn[rank] + 1))
+            given_rows[rank].append(planner.begin(turn[rank], link(mbit, rtt_us={}), now_s=now_s))
         choice = planner.choice(problem, turn[rank])
         if choice is None:
             continue
@@ -158,7 +160,7 @@ def test_agreements_come_about_every_two_seconds_and_not_after_every_operation()
     planner = Planner(ranks=range(3), forced="", site="")
     due = []
     for number in range(2000):
-        if planner.is_due(number):
+        if planner.is_due(number, now_s=1 + 0.02 * number):
             due.append(number)
             row = planner.begin(number, link(100, rtt_us={}), now_s=1 + 0.02 * number)
             planner.agreed([row] * 3)
@@ -170,16 +172,26 @@ def test_agreements_come_about_every_two_seconds_and_not_after_every_operation()
 def test_agreements_become_rare_where_nothing_is_measured():
     planner, due = Planner(ranks=range(3), forced="", site=""), []
     for number in range(1000):
-        if planner.is_due(number):
+        if planner.is_due(number, now_s=1 + 0.02 * number):
             due.append(number)
             planner.agreed([planner.begin(number, link(0, rtt_us={}), now_s=1 + 0.02 * number)] * 3)
-    assert due == [0, 2, 6, 14, 30, 62, 126, 254, 510]
+    assert due == [0, 2, 6, 14, 30, 62, 126, 254, 454, 654, 854]  # every 4 s
+
+
+def test_agreements_come_in_time_where_operations_take_longer_than_those_before():
+    planner, due, now_s = Planner(ranks=range(3), forced="", site=""), [], 1.0
+    for number in range(700):
+        if planner.is_due(number, now_s=now_s):
+            due.append(number)
+            planner.agreed([planner.begin(number, link(100, rtt_us={}), now_s=now_s)] * 3)
+        now_s += 0.001 if number < 600 else 2.0
+    assert [one for one in due if one > 602] == list(range(due[-1] % 2 + 604, 700, 2))
 
 
 def test_one_rank_that_measured_something_keeps_agreements_frequent():
     planner, due = Planner(ranks=range(3), forced="", site=""), []
     for number in range(1000):
-        if planner.is_due(number):
+        if planner.is_due(number, now_s=1 + 0.02 * number):
             due.append(number)
             row = planner.begin(number, link(0, rtt_us={}), now_s=1 + 0.02 * number)
             planner.agreed([row, row, replace_rate(row, 25 * MBIT)])
@@ -187,7 +199,7 @@ def test_one_rank_that_measured_something_keeps_agreements_frequent():
 
 
 def test_two_ranks_never_agree():
-    assert not any(Planner(ranks=range(2), forced="", site="").is_due(number) for number in range(1000))
+    assert not any(Planner(ranks=range(2), forced="", site="").is_due(number, now_s=100.0) for number in range(1000))
 
 
 def statistics(*, delivered: int, received: int) -> ConnectionStatistics:

@@ -5,7 +5,8 @@ of an agreement that begins with operation N holds from operation N + LAG on: on
 however far one runs ahead of another. An operation that is called before its table is there waits for it. Where ranks
 begin one with different operations, the latest of them counts.
 
-When the next agreement begins is part of what is agreed, too. If one fails, its group's table stays what it was; ranks
+When the next agreement begins is part of what is agreed, too. Whose clock says that it is late begins sooner, and
+invites the others. If one fails, its group's table stays what it was; ranks
 on which it did not fail would then plan differently, which the signature of a call names. Nor do they begin the next
 one together: who is first invites the others, and with it all have the same again.
 
@@ -36,6 +37,8 @@ INTERVAL_FIRST = 2
 """Operations until the second one; twice as many each time while nothing was measured. After a failure, too."""
 EVERY_S = 2.0
 """Between agreements. A change has to be measured for up to 4 s first: together less than 10 s."""
+LATEST_S = 4.0
+"""After so long one begins whatever was agreed: operations may take longer than those before."""
 OPERATIONS_MIN, OPERATIONS_MAX = LAG + 1, 512
 CHOICES_KEPT = 128
 """Shapes. A training step has some dozens."""
@@ -81,14 +84,16 @@ class Planner:
         """The latest that was agreed on."""
         return next(table for _, table in reversed(self._tables) if table is not None)
 
-    def is_due(self, number: int, *, invited: bool = False) -> bool:
+    def is_due(self, number: int, *, now_s: float, invited: bool = False) -> bool:
         """Whether an agreement begins with this operation; asked once for each, in any order.
 
         Args:
+            now_s: on the monotonic clock.
             invited: another rank has begun one, which waits no longer than until the last one's table holds.
         """
         first, table = self._tables[-1]
-        return self.agrees and table is not None and number >= (first if invited else self._next)
+        late = invited or now_s - self._began[1] >= LATEST_S
+        return self.agrees and table is not None and number >= (first if late else self._next)
 
     def begin(self, number: int, report: LinkReport, *, now_s: float) -> Row:
         """An agreement begins, with or after the operation that is due; this rank's row."""
