@@ -123,7 +123,7 @@ class Follower:
 
     def _learn_state(self, view: View, fetch: Fetch | None) -> Fetch | None:
         """Fetch the state that most holders have; what is under way, or None where it is taken over."""
-        holders = self._control.links.holders(view.workers[:HOLDERS_MAX], awaited=self._is_awaited)
+        holders = self._control.links.holders(view.workers[:HOLDERS_MAX])
         best = agreed(ask_all(holders, STATE))
         if best is None:
             time.sleep(POLL_S)
@@ -227,7 +227,7 @@ class Follower:
 
     def _fetch_result(self, step: int, members: Sequence[Member]) -> Fetch | Absent | None:
         """The result of a step; None where nobody has it yet, Absent where nobody has it any more."""
-        holders = self._control.links.holders(members, awaited=self._is_awaited)
+        holders = self._control.links.holders(members)
         found = ask_all(holders, step)
         best = agreed(found)
         if best is None:
@@ -237,11 +237,6 @@ class Follower:
         fetch = Fetch(what, state=False)
         done = fetch.run([one for one in holders if one.member in same], stop=self._control.is_over)
         return fetch if done else None
-
-    def _is_awaited(self) -> bool:
-        """Whether the next step waits for this member: it works from it on, or the view has paused for who learns."""
-        state = self._control.state
-        return state.phase is Phase.BEHIND and (self._control.member in state.view.workers or state.view.pause)
 
     def _followed(self, what: Manifest) -> bool:
         """Count a result that was fetched as committed here, if it is the one that follows."""

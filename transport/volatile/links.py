@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from hive_qos.errors import HiveError, PeerError
-from transport.engine.base import Priority
 from transport.settings import Settings
 from transport.volatile import messages
 from transport.volatile.admission import LOOK_S, Plan
@@ -116,12 +115,12 @@ class Links:
         mesh = self._mesh_of(to)
         return None if mesh is None else mesh.mail(to, messages.encode(message))
 
-    def holders(self, members: Sequence[Member], *, awaited: Callable[[], bool]) -> list[Holder]:
-        """Those of the members that can be asked for what they hold; `awaited()` is as in `Ask`, at each question."""
+    def holders(self, members: Sequence[Member]) -> list[Holder]:
+        """Those of the members that can be asked for what they hold."""
         mesh = self.present
         lost = mesh.lost()
         return [
-            Holder(one, functools.partial(self._question, mesh, one, awaited))
+            Holder(one, functools.partial(self._question, mesh, one))
             for one in members
             if one != self._me and one in mesh.members and one not in lost
         ]
@@ -172,15 +171,14 @@ class Links:
         if not isinstance(message, Ask):
             self._heard(sender, message)
         elif (mesh := self._mesh_of(sender)) is not None:
-            priority = Priority.GRADIENT if message.awaited else Priority.BULK
-            mesh.reply(sender, message.tag, self._shelf.answer(message), priority)
+            mesh.reply(sender, message.tag, self._shelf.answer(message))
 
     def _mesh_of(self, member: Member) -> Mesh | None:
         meshes = (self._present, self._beside)
         return next((one for one in meshes if one is not None and member in one.members), None)
 
-    def _question(self, mesh: Mesh, member: Member, awaited: Callable[[], bool], step: int, index: int | None) -> Work:
+    def _question(self, mesh: Mesh, member: Member, step: int, index: int | None) -> Work:
         tag = next(self._tags)
         work = mesh.replied(member, tag, timeout_s=UNANSWERED_S)
-        mesh.mail(member, messages.encode(Ask(step, index, tag, awaited())))
+        mesh.mail(member, messages.encode(Ask(step, index, tag)))
         return work

@@ -66,13 +66,11 @@ class Ask:
 
     Args:
         step: whose result; -1 asks for a state, of whichever step there is.
-        awaited: the next step waits for the sender, so that the answer is not bulk.
     """
 
     step: int
     index: int | None
     tag: int
-    awaited: bool = False
 
 
 Mail = Look | Connect | Connected | Arrived | Ready | Pause | Ask | Contributors | Frozen
@@ -95,8 +93,8 @@ def encode(message: Mail) -> bytes:
             fields = [4, step, digest]
         case Pause(reason):
             fields = [5, reason[:REASON_CHARS_MAX]]
-        case Ask(step, index, tag, awaited):
-            fields = [6, step, index, tag, awaited]
+        case Ask(step, index, tag):
+            fields = [6, step, index, tag]
         case Contributors(epoch, step, members, turn):
             fields = [7, epoch, step, _pairs(members), turn]
         case Frozen(epoch, committed, digest, prepared, members, lost, wish):
@@ -132,8 +130,8 @@ def _decode(held: list[Any]) -> Mail:
             return Ready(step, digest)
         case [5, str(reason)]:
             return Pause(reason)
-        case [6, int(step), None | int() as index, int(tag), bool(awaited)]:
-            return Ask(step, index, tag, awaited)
+        case [6, int(step), None | int() as index, int(tag)]:
+            return Ask(step, index, tag)
         case [7, int(epoch), int(step), list(members), bool(turn)]:
             return Contributors(epoch, step, tuple(_members(members)), turn)
         case [8, int(epoch), int(committed), bytes(digest), None | bytes() as prepared, list(members), list(lost),

@@ -27,7 +27,6 @@ WISH = Wish(frozenset({A}), frozenset({B}), 3, 4, pause=True)
         Pause("too slow"),
         Ask(-1, None, 7),
         Ask(5, 0, 8),
-        Ask(5, 0, 8, awaited=True),
         Contributors(1, 2, (A, B), turn=True),
         Frozen(1, 2, DIGEST),
         Frozen(1, 2, DIGEST, DIGEST, (A, B), frozenset({B}), WISH),
