@@ -14,7 +14,6 @@ from hive_qos.errors import MisuseError
 from integrations.torch_backend import dispatch
 from integrations.torch_backend.c10d_methods import Methods, raising_torch_errors
 from integrations.torch_backend.collectives import Collectives
-from integrations.torch_backend.reconfiguration import Reconfiguration
 from integrations.torch_backend.work import HiveWork
 
 NAME = "hive"
@@ -52,10 +51,9 @@ class HiveBackend(Methods, _Backend):  # type: ignore[misc]  # Any on purpose, s
     supports_completion_hooks = Answer(False)
     _supports_time_estimate = Answer(False)
 
-    def __init__(self, collectives: Collectives, *, reconfiguration: Reconfiguration | None = None) -> None:
+    def __init__(self, collectives: Collectives) -> None:
         _Backend.__init__(self, collectives.group.rank, collectives.group.size)
         self.collectives = collectives
-        self.reconfiguration = reconfiguration
 
     @property
     def supports_reconfigure(self) -> Answer:

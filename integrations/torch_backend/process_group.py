@@ -96,33 +96,27 @@ class HiveProcessGroup(Methods, _ProcessGroup):  # type: ignore[misc]  # Any on 
             timeout_s=parent.timeout_s if timeout is None else timeout.total_seconds(),
             options=None if _is_of_another_backend(opts) else GroupOptions.parse(opts),
         )
-        kind = HiveProcessGroupWithBackend if isinstance(self, ReconfigurableProcessGroup) else type(self)
-        group = kind(child, c10d.PrefixStore(f"{name}/", self._store))
+        group = self._of_some(child, c10d.PrefixStore(f"{name}/", self._store))
         keep(group)
         group._set_group_name(name)
         group._set_group_desc(group_desc or f"{self.group_desc}:split:{self._splits}")
         return group
 
+    def _of_some(self, collectives: Collectives, store: Any) -> HiveProcessGroup:
+        """What a group of some of these ranks is."""
+        return type(self)(collectives, store)
+
 
 class HiveProcessGroupWithBackend(HiveProcessGroup):
     """The process group on torch 2.15."""
 
-    def __init__(
-        self,
-        collectives: Collectives,
-        store: Any,
-        *,
-        device: torch.device | None = None,
-        reconfiguration: Reconfiguration | None = None,
-    ) -> None:
+    def __init__(self, collectives: Collectives, store: Any, *, device: torch.device | None = None) -> None:
         super().__init__(collectives, store, device=device)
-        backend = HiveBackend(collectives, reconfiguration=reconfiguration)
+        self._backend = backend = HiveBackend(collectives)
         self._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
         for device in DEVICES:
             self._register_backend(device, dist.ProcessGroup.BackendType.CUSTOM, backend)
         keep(backend)
-        self.reconfiguration = reconfiguration
-        self._backend = backend
 
     @property
     def supports_reconfigure(self) -> bool:
@@ -142,7 +136,8 @@ class ReconfigurableProcessGroup(HiveProcessGroupWithBackend):
     """
 
     def __init__(self, reconfiguration: Reconfiguration, store: Any, *, device: torch.device | None) -> None:
-        super().__init__(reconfiguration.collectives, store, device=device, reconfiguration=reconfiguration)
+        super().__init__(reconfiguration.collectives, store, device=device)
+        self.reconfiguration = self._backend.reconfiguration = reconfiguration
         reconfiguration.on_change = self._use
 
     def getRank(self) -> int:
@@ -152,6 +147,9 @@ class ReconfigurableProcessGroup(HiveProcessGroupWithBackend):
     def getSize(self) -> int:
         """`size` for C++, such as DDP's mean."""
         return self.size()
+
+    def _of_some(self, collectives: Collectives, store: Any) -> HiveProcessGroup:
+        return HiveProcessGroupWithBackend(collectives, store)
 
     def _use(self, collectives: Collectives) -> None:
         """Go on with other ranks."""

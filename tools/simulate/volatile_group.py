@@ -252,7 +252,7 @@ class SimulatedGroup:
         state_s = frozen_s[decider % sites]
         missed_s = heard_s.get(decider % self._network.sites, {})
         now_s, sent, deciding, after = self._decided(deciding, actions, stands, arrives_s, missed_s, begin_s=state_s)
-        if 2 * len(heard_s and missed_s) > len(before.workers):
+        if 2 * len(missed_s) > len(before.workers):
             now_s += SIDE_S
         now_s += self._network.register_s(decider)
         hears_s = {
