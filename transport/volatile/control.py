@@ -9,6 +9,7 @@ The same thread does what the first worker does for all, where it is one (`trans
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -39,6 +40,8 @@ _log = logging.getLogger("transport.volatile")
 
 TELL_S = 0.5
 """Who leaves waits so long for the others to have its word. Where they have not, they see a loss."""
+END_S = 1.0
+"""And so long for the register, to end the job where all leave."""
 
 
 class Control:
@@ -165,10 +168,10 @@ class Control:
     def leave(self) -> None:
         """Tell the others that this process goes: they go on at once.
 
-        The last worker leaves a view without members: whoever comes then is the first again.
+        Where all of them go, too, whoever is last leaves a view without members: who comes then is the first again.
         """
         with self.changed:
-            last = self.state if self.state.phase is not Phase.OUT and self.view.workers == (self.member,) else None
+            before = self.state
             members = [one for one in self.view.members if one != self.member]
             self.state, actions = commit.leave(self.state)
             self._tell()
@@ -179,11 +182,20 @@ class Control:
         for work in told:
             if work is not None:
                 _wait(work, give_up_s)
-        if last is not None:
-            over = View(
-                last.view.epoch + 1, (), last.committed, last.digest, asked=last.view.asked, mesh=last.view.mesh
-            )
-            self._register.advance(over, last.view)
+        if said and self.member in before.view.workers:
+            ending = threading.Thread(target=self._end_job, args=(before,), name="hive-volatile-end", daemon=True)
+            ending.start()
+            ending.join(END_S)  # the register may be out of reach
+
+    def _end_job(self, last: State) -> None:
+        """Write a view without members, where no worker of the one in force is there any more."""
+        register = self._register
+        with contextlib.suppress(HiveError):  # the others go on without its word
+            register.say_left(self.member)
+            view = register.view()
+            while view and view.workers and all(map(register.has_left, view.workers)):
+                over = View(view.epoch + 1, (), last.committed, last.digest, asked=view.asked, mesh=view.mesh)
+                view = register.advance(over, view)  # where another one was written meanwhile, that one
 
     def close(self) -> None:
         """End the thread and the connections. Idempotent."""

@@ -163,6 +163,14 @@ class Register:
         with _readable("the beat of who waits"):
             return int(cbor.decode_map(held)[0])
 
+    def say_left(self, member: Member) -> None:
+        """Tell who leaves later that `member` has left."""
+        self._write(_left_key(member), cbor.encode_map({}))
+
+    def has_left(self, member: Member) -> bool:
+        """Whether it has said that it left."""
+        return self._read(_left_key(member)) is not None
+
     def plan_mesh(self, epoch: int, members: Sequence[Member]) -> int:
         """Note that `members` are to connect to each other, by the word of a view's first worker; a number for it."""
         number = self.store.add(self._key("meshes"), 1) + 1  # the first view's is 1
@@ -287,6 +295,10 @@ class RegisterRendezvous:
 
 def _frozen_key(epoch: int, member: Member) -> str:
     return f"frozen/{epoch}/{member.name}/{member.incarnation}"
+
+
+def _left_key(member: Member) -> str:
+    return f"left/{member.name}/{member.incarnation}"
 
 
 def _beat_key(member: Member) -> str:

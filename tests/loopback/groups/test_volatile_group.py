@@ -339,6 +339,15 @@ def test_who_leaves_is_not_waited_for(start: Callable[..., Worker]) -> None:
     assert members[2].wait() is None
 
 
+def test_a_job_whose_members_all_leave_at_once_begins_anew_with_who_comes_then(start: Callable[..., Worker]) -> None:
+    store = MemoryStore()
+    for _ in range(3):
+        members = trio(start, store)
+        for one in members:
+            one.end()
+        assert [one.wait() for one in members] == [None] * 3
+
+
 def test_the_last_that_works_stays_for_who_is_learning(start: Callable[..., Worker]) -> None:
     store = MemoryStore()
     first = start("a", store)
