@@ -166,17 +166,20 @@ class _Pairs:
 
     def average(self, own: torch.Tensor, *, is_new: bool) -> torch.Tensor:
         """The mean of all members' values. A member that is lost meanwhile may leave others with unequal ones."""
+        result = torch.zeros(0)
 
-        def reduce(group: Group, view: View) -> torch.Tensor:
+        def reduce(group: Group, view: View) -> None:
+            nonlocal result
             counts = float(not self._enter(group, view, is_new=is_new))
             while self._ring.neighbours(group.rank) - self._ended:  # who still trains waits for us at an event
                 self._swap(group, own, _Says.ENDS)
-            result = torch.cat([own * counts, torch.tensor([counts])])
-            group.allreduce(result).wait()
-            return result
+            sums = torch.cat([own * counts, torch.tensor([counts])])
+            group.allreduce(sums).wait()
+            result = sums
+            group.barrier().wait()  # who leaves before all have it ends what the others wait for
 
-        while (result := self._group.aside(reduce)) is None:
-            pass
+        while not result.numel():
+            self._group.aside(reduce)
         return result[:-1] / result[-1]
 
     def _enter(self, group: Group, view: View, *, is_new: bool) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import torch
+from torch import nn
 from patience import wait_until
 from volatile_members import SETTINGS, flat, in_threads, model, register, sgd, step_once
 
@@ -80,3 +81,24 @@ def test_where_all_who_had_the_jobs_parameters_are_lost_the_others_still_average
 
     in_threads(3, run)
     assert torch.equal(flat(networks[1]), flat(networks[2]))
+
+
+def test_members_that_leave_as_soon_as_they_have_averaged_leave_none_behind() -> None:
+    size, where = 4, register()
+    networks = [nn.Linear(700, 700) for _ in range(size)]
+    algorithms = [A2CiD2(one.parameters()) for one in networks]
+    join = {"members_min": size, "settings": SETTINGS}
+
+    def run(rank: int) -> None:
+        for attempt in range(3):
+            with algorithms[rank].join(where, name=f"member-{rank}", **join):
+                for _ in range(5):
+                    with algorithms[rank].step():
+                        pass
+                algorithms[rank].finish()
+            networks_of_all.wait(60.0)
+            assert all(torch.equal(flat(networks[0]), flat(one)) for one in networks), attempt
+            networks_of_all.wait(60.0)
+
+    networks_of_all = threading.Barrier(size)
+    in_threads(size, run)
