@@ -68,7 +68,7 @@ class Runtime:
         self._world = world
         self._settings = settings
         self._lock = threading.RLock()  # a signal's handler may close the group in the middle of a call
-        self._groups = Memberships(site=settings.site)
+        self._groups = Memberships(rank=rank, site=settings.site)
         self._rates = LinkRates()
         self._order = itertools.count()
         self._lost: dict[int, str] = {}

@@ -18,8 +18,7 @@ from transport.collectives.aborts import Key
 from transport.collectives.calls import Call, CallContext
 from transport.collectives.membership import Membership, agreement_group
 from transport.collectives.planning.cost_model import Choice
-from transport.collectives.planning.link_rates import LinkReport
-from transport.collectives.planning.planner import Planner
+from transport.collectives.planning.planner import Planner, Report
 from transport.collectives.problem import Problem
 from transport.engine.base import Priority
 from transport.work import Work
@@ -61,7 +60,7 @@ class Agreements:
         self,
         *,
         groups: Mapping[str, Membership],
-        report: Callable[[frozenset[int]], LinkReport],
+        report: Report,
         start: Callable[[Request], None],
         release: Callable[[Request, HiveError | None], None],
         is_early: Callable[[Key], bool],
@@ -80,7 +79,7 @@ class Agreements:
         self._latest[context.group] = context, request.timeout_s
         # First: an operation that was given up may have left its agreement to this one.
         invited = self._is_invited(context.group)
-        if planner.is_due(request.number, now_s=time.monotonic(), invited=invited):
+        if planner.is_due(request.number, self._report, now_s=time.monotonic(), invited=invited):
             self._agree(context, request.number, planner, timeout_s=request.timeout_s)
         choice = planner.choice(problem, request.number)
         if choice is None:
@@ -94,7 +93,7 @@ class Agreements:
         planner, number = membership.planner, membership.begun
         if context is None or planner is None or membership.closed or not self._is_invited(group):
             return
-        if planner.is_due(number, now_s=time.monotonic(), invited=True):
+        if planner.is_due(number, self._report, now_s=time.monotonic(), invited=True):
             self._agree(context, number, planner, timeout_s=timeout_s)
 
     def _is_invited(self, group: str) -> bool:
@@ -106,9 +105,7 @@ class Agreements:
         group = self._groups[name]
         number = group.next_number
         group.next_number += 1
-        sites, now_s = planner.table.sites, time.monotonic()
-        far = frozenset(group.ranks[rank] for rank, site in enumerate(sites) if site != sites[context.rank])
-        row = planner.begin(operation, self._report(far), now_s=now_s)
+        row = planner.begin(operation, self._report)
         rows = list(np.zeros((context.size, len(row)), dtype=np.int64))
         call = calls.all_gather(CallContext(group=name, rank=context.rank, size=context.size), rows, row)
         work = Work(f"agreement {number} on the links of group {context.group}")
@@ -124,7 +121,7 @@ class Agreements:
             self.invited(context.group)
 
         work.add_done_callback(ended)
-        self._start(Request(call, number, work, now_s, timeout_s, Priority.CONTROL))
+        self._start(Request(call, number, work, time.monotonic(), timeout_s, Priority.CONTROL))
 
     def late(self, now_s: float) -> Iterator[Request]:
         """Take out what was held back beyond its deadline."""

@@ -13,7 +13,7 @@ import logging
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
@@ -26,8 +26,7 @@ from transport.collectives.executor import Executor, disagreement
 from transport.collectives.membership import Membership, agreeing_group, agreement_group
 from transport.collectives.native_executor import NativeExecutor
 from transport.collectives.planning.cost_model import Choice
-from transport.collectives.planning.link_rates import LinkReport
-from transport.collectives.planning.planner import Planner
+from transport.collectives.planning.planner import Planner, Report
 from transport.collectives.problem import Plan, Problem
 from transport.collectives.python_executor import PythonExecutor
 from transport.collectives.schedule import Op, Schedule
@@ -71,7 +70,7 @@ class InFlight:
         groups: Mapping[str, Membership],
         order: Iterator[int],
         chunk_bytes: int,
-        report: Callable[[frozenset[int]], LinkReport],
+        report: Report,
     ) -> None:
         self._endpoint = endpoint
         self._announcer = announcer

@@ -46,10 +46,11 @@ class Memberships:
     """All groups by name, those of agreements among them. Callers hold the runtime's lock to change it.
 
     Args:
-        site: the name of this rank's site, "" for none.
+        rank: this one, of the endpoint. site: the name of its site, "" for none.
     """
 
-    def __init__(self, *, site: str) -> None:
+    def __init__(self, *, rank: int, site: str) -> None:
+        self._rank = rank
         self._site = site
         self.by_name: dict[str, Membership] = {}
         self._retired: deque[str] = deque()
@@ -67,7 +68,7 @@ class Memberships:
             raise MisuseError(f"a group's name has at most {GROUP_BYTES_MAX} bytes and no '|': {name!r}")
         if name in self.by_name:
             raise MisuseError(f"there is a group {name!r} already")
-        planner = Planner(ranks=ranks, forced=algorithm, site=self._site)
+        planner = Planner(ranks=ranks, rank=ranks.index(self._rank), forced=algorithm, site=self._site)
         if planner.agrees:
             self.by_name[agreement_group(name)] = Membership(ranks)
         self.by_name[name] = Membership(ranks, planner)

@@ -13,15 +13,13 @@ from schedule_simulator import simulate
 
 from transport.collectives.algorithms.registry import ALGORITHMS, schedule_of
 from transport.collectives.algorithms.weighted import FAST_MAX
-from transport.collectives.planning.agreement import FIXED, Row, agree, row_of
+from transport.collectives.planning.agreement import FIXED, OPERATION, Row, agree, row_of
 from transport.collectives.planning.cost_model import Network, choose, operation_name, predicted_s, problem_of
 from transport.collectives.planning.link_rates import LinkReport
-from transport.collectives.planning.planner import INTERVAL_FIRST, LAG, OPERATIONS_MAX, Planner
+from transport.collectives.planning.planner import AHEAD_MAX, LAG, Planner
 from transport.collectives.problem import Operation, Plan, Problem
 
 GBIT = 10**9
-OPERATION_PLACE = FIXED - 1
-"""In a row."""
 INT64 = st.integers(-(2**63), 2**63 - 1)
 RATES = st.one_of(st.integers(1, 10**11), st.sampled_from([0, -1, 10**13, 2**63 - 1, -(2**63)]), INT64)
 
@@ -42,7 +40,6 @@ def rows_of(network: Network) -> list[Row]:
             ranks=ranks,
             table=Network.uniform(network.size),
             operation=0,
-            interval_us=1000,
             site="",
         )
         for rank in ranks
@@ -135,11 +132,11 @@ def agreements(planners: Sequence[Planner], *, until: int, lie: int | None) -> l
     report = LinkReport(GBIT, GBIT, 0, 0, {})
     problem = problem_of("all_reduce", nbytes=2**20, size=len(planners))
     for number in range(until):
-        if planners[0].is_due(number, now_s=1 + 0.02 * number):
+        if planners[0].is_due(number, lambda _far: report, now_s=1 + 0.02 * number):
             began.append(number)
-            rows = [planner.begin(number, report, now_s=1 + 0.02 * number) for planner in planners]
+            rows = [planner.begin(number, lambda _far: report) for planner in planners]
             if lie is not None:
-                rows[-1][OPERATION_PLACE] = lie
+                rows[-1][OPERATION] = lie
             for planner in planners:
                 planner.agreed(rows)
         assert all(planner.choice(problem, number) is not None for planner in planners)
@@ -148,26 +145,26 @@ def agreements(planners: Sequence[Planner], *, until: int, lie: int | None) -> l
 
 @pytest.mark.parametrize("lie", [2**63 - 1, 2**60, 10**6, -(2**63), -1])
 def test_a_rank_that_lies_about_its_operation_delays_agreements_and_ends_none(lie):
-    planners = [Planner(ranks=range(3), forced="", site="") for _ in range(3)]
+    planners = [Planner(ranks=range(3), rank=rank, forced="", site="") for rank in range(3)]
     began = agreements(planners, until=4000, lie=lie)
     apart = [later - one for one, later in itertools.pairwise(began)]
     assert apart
-    assert max(apart) <= 2 * OPERATIONS_MAX
+    assert max(apart) <= 2 * AHEAD_MAX + LAG
 
 
 def test_no_two_tables_of_a_group_have_the_same_number_whatever_a_rank_says():
-    planners = [Planner(ranks=range(3), forced="", site="") for _ in range(3)]
+    planners = [Planner(ranks=range(3), rank=rank, forced="", site="") for rank in range(3)]
     numbers = []
-    for turn, operation in enumerate((0, INTERVAL_FIRST + OPERATIONS_MAX, 3 * OPERATIONS_MAX)):
+    for turn, operation in enumerate((0, 2 + AHEAD_MAX, 3 * AHEAD_MAX)):
         report = LinkReport(GBIT << turn, GBIT << turn, 0, 0, {})
-        rows = [planner.begin(operation, report, now_s=1.0 + turn) for planner in planners]
-        rows[0][OPERATION_PLACE] = 2**63 - 1
+        rows = [planner.begin(operation, lambda _far, report=report: report) for planner in planners]
+        rows[0][OPERATION] = 2**63 - 1
         for planner in planners:
             planner.agreed(rows)
         assert len({planner.table for planner in planners}) == 1
         numbers.append(planners[0].table.number)
     assert numbers == sorted(set(numbers))
-    assert numbers[0] == OPERATIONS_MAX + LAG
+    assert numbers[0] == AHEAD_MAX + LAG
 
 
 @settings(max_examples=60, deadline=None)

@@ -20,7 +20,7 @@ from hive_qos.errors import CancelledError, ConfigurationError, ConnectionLostEr
 from transport import Settings
 from transport.collectives.algorithms.registry import schedule_of
 from transport.collectives.membership import agreement_group
-from transport.collectives.planning.agreement import FIXED, agree, operations_until_next, row_of
+from transport.collectives.planning.agreement import FIXED, agree, row_of
 from transport.collectives.planning.cost_model import Network, choose
 from transport.collectives.planning.link_rates import (
     SLOT_S,
@@ -30,7 +30,7 @@ from transport.collectives.planning.link_rates import (
     LinkReport,
     together,
 )
-from transport.collectives.planning.planner import CHOICES_KEPT, INTERVAL_FIRST, LAG, OPERATIONS_MAX, Planner
+from transport.collectives.planning.planner import AHEAD_MAX, CHOICES_KEPT, LAG, LOOK_EVERY_S, Planner, Report
 from transport.collectives.problem import Operation, Problem
 from transport.engine.base import ConnectionStatistics
 
@@ -45,7 +45,7 @@ def rows_of(reports: list[LinkReport], *, table: Network, sites: list[str] | Non
     ranks = range(len(reports))
     names = sites or [""] * len(reports)
     return [
-        row_of(report, ranks=ranks, table=table, operation=5, interval_us=10_000, site=name)
+        row_of(report, ranks=ranks, table=table, operation=5, site=name)
         for report, name in zip(reports, names, strict=True)
     ]
 
@@ -113,7 +113,6 @@ def test_whatever_ranks_say_of_their_links_there_is_a_table_and_a_choice(data, s
     rows = [np.array(data.draw(numbers), dtype=np.int64) for _ in range(size)]
     table = agree(rows, Network.uniform(size), number=1)
     assert all(rate > 0 for rate in (*table.up_bits_per_s, *table.down_bits_per_s, *table.site_up_bits_per_s))
-    assert operations_until_next(rows, every_s=2.0, at_least=4, at_most=512) in range(4, 513)
     problem = Problem(operation=Operation.ALLREDUCE, rank=0, size=size, item_bytes=4, counts=(10**6,))
     choice = choose(problem, table)
     assert choice.taken.predicted_s > 0
@@ -124,14 +123,19 @@ def test_whatever_ranks_say_of_their_links_there_is_a_table_and_a_choice(data, s
 def test_all_ranks_use_the_same_table_for_an_operation_however_far_one_is_ahead(data, size, seed):
     """Each rank goes on as fast as it likes; an agreement is over when all have given their row."""
     choose = random.Random(seed)
-    planners = [Planner(ranks=range(size), forced="", site="") for _ in range(size)]
+    planners = [Planner(ranks=range(size), rank=rank, forced="", site="") for rank in range(size)]
     problem = Problem(operation=Operation.ALLREDUCE, rank=0, size=size, item_bytes=4, counts=(10**6,))
     turn = [0] * size
     clocks = [choose.choice((0.01, 0.1, 1.0)) for _ in range(size)]
     given_rows: list[list[np.ndarray]] = [[] for _ in range(size)]
     ended = [0] * size
     used: list[dict[int, Any]] = [{} for _ in range(size)]
-    rates = data.draw(st.lists(st.integers(1, 1000), min_size=1, max_size=4))
+    rates = data.draw(st.permutations([10, 100, 1000]))
+
+    def report(rank: int) -> Report:
+        mbit = rates[turn[rank] // 20 % len(rates)] * (1 + rank)
+        return lambda _far: link(mbit, rtt_us={})
+
     for _ in range(3000):
         rank = choose.randrange(size)
         planner = planners[rank]
@@ -140,66 +144,84 @@ def test_all_ranks_use_the_same_table_for_an_operation_however_far_one_is_ahead(
             ended[rank] += 1
             continue
         invited = any(len(rows) > len(given_rows[rank]) for rows in given_rows)
-        now_s = clocks[rank] * turn[rank] + 1  # some ranks come late to the numbers that were agreed
-        if planner.is_due(turn[rank], now_s=now_s, invited=invited and choose.random() < 0.5):
-            mbit = rates[len(given_rows[rank]) % len(rates)] * (1 + rank)
-            given_rows[rank].append(planner.begin(turn[rank], link(mbit, rtt_us={}), now_s=now_s))
+        now_s = clocks[rank] * turn[rank] + 1
+        if planner.is_due(turn[rank], report(rank), now_s=now_s, invited=invited and choose.random() < 0.5):
+            given_rows[rank].append(planner.begin(turn[rank], report(rank)))
         choice = planner.choice(problem, turn[rank])
         if choice is None:
             continue
         used[rank][turn[rank]] = (choice.taken.plan, choice.network_number)
         turn[rank] += 1
     shared = min(turn)
-    assert shared > INTERVAL_FIRST + LAG
+    assert shared > LAG
     for number in range(shared):
         assert len({used[rank][number] for rank in range(size)}) == 1
     assert max(ended) > 1
 
 
-def test_agreements_come_about_every_two_seconds_and_not_after_every_operation():
-    planner = Planner(ranks=range(3), forced="", site="")
-    due = []
-    for number in range(2000):
-        if planner.is_due(number, now_s=1 + 0.02 * number):
+def agreements(measured: list[list[int]], *, rank: int = 0) -> list[int]:
+    """Have three ranks do an operation for each row of rates (Mbit/s) that they measured, 0.1 s each.
+
+    Returns:
+        The operations with which one of them began an agreement.
+    """
+    planner, due = Planner(ranks=range(3), rank=rank, forced="", site=""), []
+    for number, rates in enumerate(measured):
+        reports = [lambda _far, mbit=mbit: link(mbit, rtt_us={}) for mbit in rates]
+        if planner.is_due(number, reports[rank], now_s=1 + 0.1 * number):
             due.append(number)
-            row = planner.begin(number, link(100, rtt_us={}), now_s=1 + 0.02 * number)
-            planner.agreed([row] * 3)
-    assert due[:2] == [0, INTERVAL_FIRST]
-    assert all(1.9 <= 0.02 * (later - one) <= 2.1 for one, later in itertools.pairwise(due[1:]))
-    assert OPERATIONS_MAX * 0.02 > 2
+            others = [Planner(ranks=range(3), rank=other, forced="", site="") for other in range(3)]
+            rows = [other.begin(number, report) for other, report in zip(others, reports, strict=True)]
+            rows[rank] = planner.begin(number, reports[rank])
+            planner.agreed(rows)
+    return due
 
 
-def test_agreements_become_rare_where_nothing_is_measured():
-    planner, due = Planner(ranks=range(3), forced="", site=""), []
-    for number in range(1000):
-        if planner.is_due(number, now_s=1 + 0.02 * number):
-            due.append(number)
-            planner.agreed([planner.begin(number, link(0, rtt_us={}), now_s=1 + 0.02 * number)] * 3)
-    assert due == [0, 2, 6, 14, 30, 62, 126, 254, 454, 654, 854]  # every 4 s
+LOOK = round(LOOK_EVERY_S / 0.1)
 
 
-def test_agreements_come_in_time_where_operations_take_longer_than_those_before():
-    planner, due, now_s = Planner(ranks=range(3), forced="", site=""), [], 1.0
-    for number in range(700):
-        if planner.is_due(number, now_s=now_s):
-            due.append(number)
-            planner.agreed([planner.begin(number, link(100, rtt_us={}), now_s=now_s)] * 3)
-        now_s += 0.001 if number < 600 else 2.0
-    assert [one for one in due if one > 602] == list(range(due[-1] % 2 + 604, 700, 2))
+def test_ranks_agree_once_a_link_is_known_and_again_when_it_has_changed():
+    measured = [[0] * 3] * 7 + [[100, 100, 25]] * 40 + [[25, 100, 25]] * 40
+    due = agreements(measured)
+    assert len(due) == 3
+    assert due[0] == 0
+    assert 7 <= due[1] <= 7 + LOOK
+    assert 47 <= due[2] <= 47 + LOOK
 
 
-def test_one_rank_that_measured_something_keeps_agreements_frequent():
-    planner, due = Planner(ranks=range(3), forced="", site=""), []
-    for number in range(1000):
-        if planner.is_due(number, now_s=1 + 0.02 * number):
-            due.append(number)
-            row = planner.begin(number, link(0, rtt_us={}), now_s=1 + 0.02 * number)
-            planner.agreed([row, row, replace_rate(row, 25 * MBIT)])
-    assert all(1.9 <= 0.02 * (later - one) <= 2.1 for one, later in itertools.pairwise(due[1:]))
+def test_whose_link_has_not_changed_leaves_it_to_the_others_to_begin():
+    assert agreements([[100, 100, 25]] * 20 + [[25, 100, 25]] * 40, rank=1) == [0]
+
+
+def test_rates_that_move_within_the_band_and_what_is_not_measured_are_no_reason_to_agree():
+    moving = [[100 + number % 20, 100, 25] for number in range(100)]
+    assert agreements(moving) == [0]
+    assert agreements([[0] * 3] * 100) == [0]
+
+
+def test_a_round_trip_that_makes_two_sites_one_is_a_reason_to_agree():
+    planner = Planner(ranks=range(3), rank=0, forced="", site="")
+    far = [link(0, rtt_us={other: 5000 for other in range(3) if other != rank}) for rank in range(3)]
+    assert planner.is_due(0, lambda _far: far[0], now_s=1.0)
+    planner.begin(0, lambda _far: far[0])
+    planner.agreed(rows_of(far, table=planner.table))
+    assert planner.table.sites == (0, 1, 2)
+    now_s = 1.0 + LOOK_EVERY_S
+    number = planner.table.number
+    assert not planner.is_due(number, lambda _far: far[0], now_s=now_s)
+    near = link(0, rtt_us={1: 300, 2: 5000})
+    assert planner.is_due(number, lambda _far: near, now_s=now_s + LOOK_EVERY_S)
+
+
+def test_nobody_goes_on_without_an_agreement_for_longer_than_others_believe_it():
+    due = agreements([[100] * 3] * 2000)
+    assert due == list(range(0, 2000, AHEAD_MAX + LAG))
 
 
 def test_two_ranks_never_agree():
-    assert not any(Planner(ranks=range(2), forced="", site="").is_due(number, now_s=100.0) for number in range(1000))
+    planner = Planner(ranks=range(2), rank=0, forced="", site="")
+    for number in range(1000):
+        assert not planner.is_due(number, lambda _far: link(100, rtt_us={}), now_s=number)
 
 
 def statistics(*, delivered: int, received: int) -> ConnectionStatistics:
@@ -343,10 +365,10 @@ def test_what_waits_for_an_agreement_ends_with_it(make_world):
 
     def body(group: Any) -> int:
         works = []
-        for number in range(INTERVAL_FIRST + LAG + 3):
-            if group.rank == 2 and number == INTERVAL_FIRST:
+        for _ in range(LAG + 3):
+            if group.rank == 2:
                 return 0
-            works.append(group.allreduce(np.ones(10, "f4"), timeout_s=1.0 if number >= INTERVAL_FIRST else 30.0))
+            works.append(group.allreduce(np.ones(10, "f4"), timeout_s=1.0))
         failed = 0
         for work in works:
             try:
@@ -365,7 +387,7 @@ def test_ranks_go_on_together_after_an_agreement_that_failed_on_some_of_them(mak
     assert world.run(lambda group: group.barrier().wait(30)) == [None] * 3
     wait_until(lambda: not any(group._runtime._in_flight.is_running("w") for group in world.groups))
     report = link(100, rtt_us={})
-    rows = [planner.begin(INTERVAL_FIRST, report, now_s=1.0 + rank) for rank, planner in enumerate(planners)]
+    rows = [planner.begin(2, lambda _far: report) for planner in planners]
     for planner in planners[:2]:
         planner.agreed([rows[0], rows[0], replace_rate(rows[2], 10 * MBIT)])
     planners[2].failed()
@@ -407,7 +429,7 @@ def test_an_operation_that_one_rank_gave_up_leaves_its_agreement_to_the_next(mak
 
 def test_a_group_that_is_closed_ends_what_waits_for_an_agreement(make_world):
     world = make_world(3)
-    works = [world.groups[0].allreduce(np.ones(10, "f4")) for _ in range(INTERVAL_FIRST + LAG + 3)]
+    works = [world.groups[0].allreduce(np.ones(10, "f4")) for _ in range(LAG + 5)]
     world.groups[0].close()
     for work in works:
         with pytest.raises(CancelledError):
@@ -416,7 +438,7 @@ def test_a_group_that_is_closed_ends_what_waits_for_an_agreement(make_world):
 
 def test_a_rank_that_is_lost_ends_what_waits_for_an_agreement(make_world):
     world = make_world(3, reconnect_s=0.1)
-    works = [group.allreduce(np.ones(10, "f4")) for group in world.groups[:2] for _ in range(INTERVAL_FIRST + LAG + 3)]
+    works = [group.allreduce(np.ones(10, "f4")) for group in world.groups[:2] for _ in range(LAG + 5)]
     world.groups[2].close()
     for work in works:
         with pytest.raises((ConnectionLostError, CancelledError)):
@@ -439,7 +461,7 @@ def test_the_agreement_of_a_group_is_in_a_group_that_no_user_can_name(make_world
 
 
 def test_what_is_explained_may_be_added_to_meanwhile():
-    planner, over = Planner(ranks=range(4), forced="direct", site=""), threading.Event()
+    planner, over = Planner(ranks=range(4), rank=0, forced="direct", site=""), threading.Event()
     before_s = sys.getswitchinterval()
 
     def plan() -> None:

@@ -33,20 +33,17 @@ RATE_UNKNOWN_BITS_PER_S = 1_000_000_000
 """At least, of a link that was never measured: never busy for long enough, so not what others waited for."""
 RTT_US_MAX = 60_000_000
 """No round trip takes a minute: who says so counts for that far."""
-FIXED = 8
-"""Numbers in a row before the round trips."""
+DIGEST, OPERATION, FIXED = 5, 6, 7
+"""Places in a row: of the digest of the table that holds, of the operation, and of the round trips."""
 
 
-def row_of(
-    report: LinkReport, *, ranks: Sequence[int], table: Network, operation: int, interval_us: int, site: str
-) -> Row:
+def row_of(report: LinkReport, *, ranks: Sequence[int], table: Network, operation: int, site: str) -> Row:
     """This rank's row.
 
     Args:
         ranks: the group's members as ranks of the endpoint.
         table: the one that holds.
         operation: with which the agreement begins here.
-        interval_us: between the group's operations.
         site: its name, "" where there is none.
     """
     fixed = [
@@ -54,7 +51,6 @@ def row_of(
         report.down_bits_per_s,
         report.far_up_bits_per_s,
         report.far_down_bits_per_s,
-        interval_us,
         _digest(site) if site else 0,
         _digest(repr(astuple(table))),
         operation,
@@ -70,26 +66,14 @@ def agree(rows: Sequence[Row], previous: Network, *, number: int) -> Network:
         previous: the table that held; not looked at where the ranks had different ones.
         number: of a new table: of the operation from which it holds, so that a group has no two with the same.
     """
-    size = len(rows)
-    up, down, far_up, far_down, _, sites, digests, _ = (tuple(int(row[i]) for row in rows) for i in range(FIXED))
-    rtt = np.clip(np.array([row[FIXED:] for row in rows]), 0, RTT_US_MAX)
-    np.fill_diagonal(rtt, 0)
-    measured_by_both = np.minimum(rtt, rtt.T) > 0
-    latency = np.where(measured_by_both, np.minimum(rtt, rtt.T), np.maximum(rtt, rtt.T)) // 2
-    where = _sites(sites, latency)
-    there = [[rank for rank in range(size) if where[rank] == site] for site in range(max(where) + 1)]
-    table = Network(
-        up_bits_per_s=_known(up),
-        down_bits_per_s=_known(down),
-        latency_us=tuple(tuple(int(one) for one in row) for row in latency),
-        sites=where,
-        site_up_bits_per_s=_site_rates(there, far_up, up),
-        site_down_bits_per_s=_site_rates(there, far_down, down),
-        message_s=previous.message_s,
-        number=number,
-    )
-    same_before = len(set(digests)) == 1
+    table = _table_of(rows, number=number, message_s=previous.message_s)
+    same_before = len({int(row[DIGEST]) for row in rows}) == 1
     return previous if same_before and previous.number and not _differs(table, previous) else table
+
+
+def would_change(table: Network, rows: Sequence[Row]) -> bool:
+    """Whether ranks that all hold this table would replace it, if these were their rows."""
+    return _differs(_table_of(rows, number=table.number, message_s=table.message_s), table)
 
 
 def last_operation(rows: Sequence[Row], *, ahead_max: int) -> int:
@@ -98,14 +82,29 @@ def last_operation(rows: Sequence[Row], *, ahead_max: int) -> int:
     Args:
         ahead_max: how far one rank can be ahead of most; whoever says more counts for that far.
     """
-    operations = [int(row[7]) for row in rows]
+    operations = [int(row[OPERATION]) for row in rows]
     return min(max(operations), statistics.median_low(operations) + ahead_max)
 
 
-def operations_until_next(rows: Sequence[Row], *, every_s: float, at_least: int, at_most: int) -> int:
-    """After how many operations the next agreement is due, for about one every `every_s`."""
-    interval_us = statistics.median_low(int(row[4]) for row in rows)  # the same for all, but for one that lies
-    return min(max(int(every_s * 1e6) // max(interval_us, 1), at_least), at_most)
+def _table_of(rows: Sequence[Row], *, number: int, message_s: float) -> Network:
+    size = len(rows)
+    up, down, far_up, far_down, sites = (tuple(int(row[i]) for row in rows) for i in range(DIGEST))
+    rtt = np.clip(np.array([row[FIXED:] for row in rows]), 0, RTT_US_MAX)
+    np.fill_diagonal(rtt, 0)
+    measured_by_both = np.minimum(rtt, rtt.T) > 0
+    latency = np.where(measured_by_both, np.minimum(rtt, rtt.T), np.maximum(rtt, rtt.T)) // 2
+    where = _sites(sites, latency)
+    there = [[rank for rank in range(size) if where[rank] == site] for site in range(max(where) + 1)]
+    return Network(
+        up_bits_per_s=_known(up),
+        down_bits_per_s=_known(down),
+        latency_us=tuple(tuple(int(one) for one in row) for row in latency),
+        sites=where,
+        site_up_bits_per_s=_site_rates(there, far_up, up),
+        site_down_bits_per_s=_site_rates(there, far_down, down),
+        message_s=message_s,
+        number=number,
+    )
 
 
 def _known(rates: Sequence[int]) -> tuple[int, ...]:

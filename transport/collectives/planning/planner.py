@@ -1,14 +1,13 @@
 """One group's choice of algorithms: which table of links holds for which operation, and what came of each choice. Pure.
 
-Every so many operations the ranks agree anew on their links (`agreement`), beside the operations themselves. The table
-of an agreement that begins with operation N holds from operation N + LAG on: on every rank for the same operations,
-however far one runs ahead of another. An operation that is called before its table is there waits for it. Where ranks
-begin one with different operations, the latest of them counts.
+A rank whose link has changed so that the table would change begins an agreement (`agreement`) with its next operation,
+beside that operation, and the others take part as soon as they hear of it. Where ranks begin one with different
+operations, the latest of them, N, counts: the table that is agreed holds from operation N + LAG on, on every rank for
+the same operations, however far one runs ahead of another. An operation that is called before its table is there waits.
 
-When the next agreement begins is part of what is agreed, too. Whose clock says that it is late begins sooner, and
-invites the others. If one fails, its group's table stays what it was; ranks
-on which it did not fail would then plan differently, which the signature of a call names. Nor do they begin the next
-one together: who is first invites the others, and with it all have the same again.
+If an agreement fails, its group's table stays what it was; ranks on which it did not fail would then plan differently,
+which the signature of a call names. A rank on which one failed begins another with its next operation, and with that
+all have the same again.
 
 Groups of one or two ranks need no agreement: nothing that is measured would change what is best.
 """
@@ -18,8 +17,9 @@ from __future__ import annotations
 import functools
 import statistics
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from transport.collectives.algorithms.registry import ALGORITHMS
 from transport.collectives.codecs import Codec
@@ -29,17 +29,15 @@ from transport.collectives.planning.cost_model import Candidate, Choice, Network
 from transport.collectives.planning.link_rates import LinkReport
 from transport.collectives.problem import Operation, Plan, Problem
 
+Report: TypeAlias = Callable[[frozenset[int]], LinkReport]
+"""What this rank measured of its link, given the ranks of the endpoint that are at other sites."""
+
 LAG = 1
 """Operations that go on while the ranks agree: the one with which an agreement begins hides it."""
-FIRST = 0
-"""The operation with which the first agreement begins: round trips are known, and rates where an older group ran."""
-INTERVAL_FIRST = 2
-"""Operations until the second one; twice as many each time while nothing was measured. After a failure, too."""
-EVERY_S = 2.0
-"""Between agreements. A change has to be measured for up to 4 s first: together less than 10 s."""
-LATEST_S = 4.0
-"""After so long one begins whatever was agreed: operations may take longer than those before."""
-OPERATIONS_MIN, OPERATIONS_MAX = LAG + 1, 512
+LOOK_EVERY_S = 0.5
+"""How often a rank looks whether its link has changed. What it measured has to hold for up to 4 s first."""
+AHEAD_MAX = 512
+"""Operations after which an agreement begins anyway: so far one rank can be ahead of another, or say that it is."""
 CHOICES_KEPT = 128
 """Shapes. A training step has some dozens."""
 TIMES_KEPT = 16
@@ -59,18 +57,20 @@ class Planner:
     """See the module. One of each group; in the transport's thread, but for `latest` and `explain`.
 
     Args:
-        ranks: the group's members as ranks of the endpoint.
+        ranks: the group's members as ranks of the endpoint. rank: which of them this is.
         forced: an algorithm to use wherever it can be; "" for the best.
         site: the name of this rank's site, "" where it has none.
     """
 
-    def __init__(self, *, ranks: Sequence[int], forced: str, site: str) -> None:
+    def __init__(self, *, ranks: Sequence[int], rank: int, forced: str, site: str) -> None:
         self._ranks = ranks
+        self._rank = rank
         self._forced = forced
         self._site = site
         self._tables: list[tuple[int, Network | None]] = [(0, Network.uniform(len(ranks)))]
-        self._next = FIRST
-        self._began: tuple[int, float] = (0, 0.0)
+        self._began = 0
+        self._rows: Sequence[Row] = ()
+        self._looked_s = 0.0
         # Any thread adds to it. Where all of it is looked at, that is one call of C's which runs no code of Python's.
         self._choices: dict[tuple[Problem, int], _Kept] = {}
 
@@ -84,49 +84,49 @@ class Planner:
         """The latest that was agreed on."""
         return next(table for _, table in reversed(self._tables) if table is not None)
 
-    def is_due(self, number: int, *, now_s: float, invited: bool = False) -> bool:
+    def is_due(self, number: int, report: Report, *, now_s: float, invited: bool = False) -> bool:
         """Whether an agreement begins with this operation; asked once for each, in any order.
 
         Args:
             now_s: on the monotonic clock.
-            invited: another rank has begun one, which waits no longer than until the last one's table holds.
+            invited: another rank has begun one.
         """
         first, table = self._tables[-1]
-        late = invited or now_s - self._began[1] >= LATEST_S
-        return self.agrees and table is not None and number >= (first if late else self._next)
+        if not self.agrees or table is None or number < first:
+            return False
+        return invited or not self._rows or number >= first + AHEAD_MAX or self._has_news(report, now_s)
 
-    def begin(self, number: int, report: LinkReport, *, now_s: float) -> Row:
+    def _has_news(self, report: Report, now_s: float) -> bool:
+        """Whether the group would have another table if all others said what they said last."""
+        if now_s - self._looked_s < LOOK_EVERY_S:
+            return False
+        self._looked_s = now_s
+        rows = [*self._rows[: self._rank], self._row(0, report), *self._rows[self._rank + 1 :]]
+        return agreement.would_change(self.table, rows)
+
+    def begin(self, number: int, report: Report) -> Row:
         """An agreement begins, with or after the operation that is due; this rank's row."""
-        interval_us = int(1e6 * (now_s - self._began[1]) / max(number - self._began[0], 1)) if self._began[1] else 0
-        self._began = (number, now_s)
+        self._began = number
         self._tables = [*self._tables[-1:], (number + LAG, None)]
-        return agreement.row_of(
-            report,
-            ranks=self._ranks,
-            table=self.table,
-            operation=number,
-            interval_us=interval_us,
-            site=self._site,
+        return self._row(number, report)
+
+    def _row(self, number: int, report: Report) -> Row:
+        table = self.table
+        far = frozenset(
+            rank for rank, site in zip(self._ranks, table.sites, strict=True) if site != table.sites[self._rank]
         )
+        return agreement.row_of(report(far), ranks=self._ranks, table=table, operation=number, site=self._site)
 
     def agreed(self, rows: Sequence[Row]) -> None:
         """The agreement has ended."""
-        operation = agreement.last_operation(rows, ahead_max=OPERATIONS_MAX)
-        interval = min(operation + INTERVAL_FIRST, OPERATIONS_MAX)
-        if any(row[:4].any() for row in rows) and all(row[4] for row in rows):
-            interval = agreement.operations_until_next(
-                rows, every_s=EVERY_S, at_least=OPERATIONS_MIN, at_most=OPERATIONS_MAX
-            )
-        table = agreement.agree(rows, self.table, number=operation + LAG)
-        self._settle(table, operation=operation, interval=interval)
+        number = agreement.last_operation(rows, ahead_max=AHEAD_MAX) + LAG
+        self._tables[-1] = (number, agreement.agree(rows, self.table, number=number))
+        self._rows = rows
 
     def failed(self) -> None:
         """The agreement has failed: what held goes on."""
-        self._settle(self.table, operation=self._began[0], interval=INTERVAL_FIRST)
-
-    def _settle(self, table: Network, *, operation: int, interval: int) -> None:
-        self._tables[-1] = (operation + LAG, table)
-        self._next = operation + interval
+        self._tables[-1] = (self._began + LAG, self.table)
+        self._rows = ()
 
     def choice(self, problem: Problem, number: int) -> Choice | None:
         """How an operation is done; None while its table is not there yet."""
