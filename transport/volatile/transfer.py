@@ -15,6 +15,7 @@ import hashlib
 import logging
 import queue
 import threading
+import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,10 @@ UNANSWERED_S = 10.0
 """A holder that has not given a piece by then is asked for no more of this: 1 MiB in that time is 0.8 Mbit/s."""
 AHEAD = 2
 """Pieces asked of each holder at a time: one travels while the next is read."""
+PATIENCE_S = 0.5
+"""What a holder is thought to take for a piece before it has given one."""
+LOOK_S = 0.1
+"""How often a fetch looks for holders that are late."""
 STATE = -1
 _log = logging.getLogger("transport.volatile")
 
@@ -313,46 +318,58 @@ class Fetch:
     def run(self, holders: Sequence[Holder], *, stop: Callable[[], bool]) -> bool:
         """Fetch what is missing from those holders; whether all is here. False too once `stop()` says so.
 
-        The last pieces are asked of several: so a slow holder does not make all wait.
+        A piece is asked of one holder. Where that one takes twice as long as another takes for a piece, the other one
+        is asked for it, too: so a slow or silent holder makes nobody wait for long.
         """
         answers: queue.SimpleQueue[tuple[Holder, int, Work]] = queue.SimpleQueue()
-        able = list(holders)
         self._unasked = deque(sorted(self._missing))
-        asked: dict[Member, set[int]] = {one.member: set() for one in holders}
-        while self._missing and able:
-            for one in able:
-                self._ask_more(one, asked, answers)
-            able = [one for one in able if asked[one.member]]
-            if not able or stop():
-                return False
+        asked: dict[Holder, dict[int, float]] = {one: {} for one in holders}
+        took_s: dict[Holder, float] = {}
+        while self._missing and asked and not stop():
+            for count in range(1, AHEAD + 1):  # one after the other: what is small comes from several, too
+                for one in list(asked):
+                    if not self._ask(one, count, asked, took_s.get(one, PATIENCE_S), answers):
+                        del asked[one]
             try:
-                holder, index, work = answers.get(timeout=0.1)
+                holder, index, work = answers.get(timeout=LOOK_S)
             except queue.Empty:
                 continue
-            asked[holder.member].discard(index)
+            since_s = asked.get(holder, {}).pop(index, None)
             if not self._take(holder.member, index, work):
-                able = [one for one in able if one is not holder]
+                asked.pop(holder, None)
+            elif since_s is not None:
+                took_s[holder] = time.monotonic() - since_s
         return not self._missing
 
-    def _ask_more(
-        self, holder: Holder, asked: dict[Member, set[int]], answers: queue.SimpleQueue[tuple[Holder, int, Work]]
-    ) -> None:
-        own = asked[holder.member]
-        while len(own) < AHEAD:
-            if self._unasked:
-                index = self._unasked.popleft()
-            elif again := self._missing - own:
-                under_way = Counter(index for one in asked.values() for index in one)
-                index = min(again, key=lambda one: (under_way[one], one))
-            else:
-                return
-            try:
-                work = holder.question(STATE if self.state else self.what.step, index)
-            except (HiveError, ValueError) as error:
-                _log.info("%s is not asked any more: %s", holder.member, error)
-                return
-            own.add(index)
-            work.add_done_callback(functools.partial(self._answered, answers, holder, index))
+    def _ask(
+        self,
+        holder: Holder,
+        count: int,
+        asked: dict[Holder, dict[int, float]],
+        patience_s: float,
+        answers: queue.SimpleQueue[tuple[Holder, int, Work]],
+    ) -> bool:
+        """Ask a holder for one more piece, unless it has `count` to give, or there is none; whether it can be asked."""
+        own, now_s = asked[holder], time.monotonic()
+        if len(own) >= count:
+            return True
+        if self._unasked:
+            index = self._unasked.popleft()
+        else:
+            since_s = {index: begun_s for one in asked.values() for index, begun_s in one.items()}
+            late = [one for one in self._missing - own.keys() if now_s - since_s.get(one, 0.0) > 2 * patience_s]
+            if not late:
+                return True
+            index = min(late, key=lambda one: since_s.get(one, 0.0))
+        try:
+            work = holder.question(STATE if self.state else self.what.step, index)
+        except (HiveError, ValueError) as error:
+            _log.info("%s is not asked any more: %s", holder.member, error)
+            self._unasked.append(index)
+            return False
+        own[index] = now_s
+        work.add_done_callback(functools.partial(self._answered, answers, holder, index))
+        return True
 
     @staticmethod
     def _answered(answers: queue.SimpleQueue[tuple[Holder, int, Work]], holder: Holder, index: int, work: Work) -> None:

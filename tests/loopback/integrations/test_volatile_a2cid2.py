@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 import torch
-from torch import nn
 from patience import wait_until
+from torch import nn
 from volatile_members import SETTINGS, flat, in_threads, model, register, sgd, step_once
 
 from integrations.volatile import A2CiD2
@@ -87,11 +87,10 @@ def test_members_that_leave_as_soon_as_they_have_averaged_leave_none_behind() ->
     size, where = 4, register()
     networks = [nn.Linear(700, 700) for _ in range(size)]
     algorithms = [A2CiD2(one.parameters()) for one in networks]
-    join = {"members_min": size, "settings": SETTINGS}
 
     def run(rank: int) -> None:
         for attempt in range(3):
-            with algorithms[rank].join(where, name=f"member-{rank}", **join):
+            with algorithms[rank].join(where, name=f"member-{rank}", members_min=size, settings=SETTINGS):
                 for _ in range(5):
                     with algorithms[rank].step():
                         pass

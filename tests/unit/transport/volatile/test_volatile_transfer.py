@@ -13,6 +13,7 @@ from hive_qos.errors import CancelledError, PeerError
 from transport.volatile import transfer
 from transport.volatile.messages import Ask
 from transport.volatile.transfer import (
+    AHEAD,
     STATE,
     Absent,
     Fetch,
@@ -45,17 +46,28 @@ def manifest_of(step: int, tensors: list[memoryview]) -> Manifest:
 
 
 class Served:
-    """A holder over a shelf; it answers at once, `slow` times less often than others, or with what `spoil` makes."""
+    """A holder over a shelf; it answers at once, or never for a piece if `silent`, or with what `spoil` makes."""
 
     def __init__(
-        self, member: Member, shelf: Shelf, *, lost_after: int = 10**9, spoil: Callable[[bytes], bytes] = bytes
+        self,
+        member: Member,
+        shelf: Shelf,
+        *,
+        lost_after: int = 10**9,
+        silent: bool = False,
+        spoil: Callable[[bytes], bytes] = bytes,
     ) -> None:
         self.holder = Holder(member, self._question)
-        self._shelf, self._lost_after, self._spoil = shelf, lost_after, spoil
+        self._shelf, self._lost_after, self._silent, self._spoil = shelf, lost_after, silent, spoil
         self._answers = itertools.count()
+        self.asked: list[int] = []
 
     def _question(self, step: int, index: int | None) -> Work:
         work = Work("a piece")
+        if index is not None:
+            self.asked.append(index)
+            if self._silent:
+                return work
         answer = bytes(self._shelf.answer(Ask(step, index, 0)))
         if next(self._answers) >= self._lost_after:
             work.finish(error=CancelledError("gone"))
@@ -84,6 +96,20 @@ def test_a_state_comes_whole_from_several_holders_and_each_gives_some() -> None:
     assert bytes(fetch.data) == DATA
     assert fetch.what.step == 5
     assert set(fetch.given) == set(MEMBERS)
+
+
+def test_a_piece_is_asked_of_one_holder_and_of_another_where_that_one_is_late() -> None:
+    served = [Served(one, shelf_with(data=DATA[:2000])) for one in MEMBERS[:2]]
+    _, done = fetch_from(*served)
+    assert done
+    assert [one.asked for one in served] == [[0], [1]]
+    silent = Served(MEMBERS[0], shelf_with(), silent=True)
+    other = Served(MEMBERS[1], shelf_with())
+    fetch, done = fetch_from(silent, other)
+    assert done
+    assert bytes(fetch.data) == DATA
+    assert len(silent.asked) == AHEAD
+    assert sorted(other.asked) == list(range(len(fetch.what.pieces)))
 
 
 def test_pieces_of_lost_or_spoiled_holders_come_from_the_others() -> None:
