@@ -170,6 +170,7 @@ class SnapshotBuilder:
                 trial_left_s=self._configurations.trial_left_s,
                 paused_left_s=self._pause.left_s,
                 settings=self._settings.info(),
+                schedules=tuple(one.name for one in policy.schedules),
             ),
         )
         return replace(snapshot, lasting=self._limits.follow(limits(snapshot), now_s=now_s))

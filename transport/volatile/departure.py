@@ -12,6 +12,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from broker.client import http, protocol
 from hive_qos.errors import HiveError, MisuseError
@@ -32,7 +33,7 @@ def watch(
         broker: as of `Settings`.
 
     Raises:
-        MisuseError: `at` is no time of the day, or there is a schedule and the broker is `off`.
+        MisuseError: `at` is no time of the day, the broker has no such schedule, or it is `off`.
         BrokerUnavailableError, BrokerRejectedError: there is a schedule, and no broker here that tells of it.
     """
     at_s = next_s(at, datetime.datetime.now()) if at else math.inf
@@ -40,7 +41,7 @@ def watch(
     if schedule:
         if protocol.session_socket_path(broker) is None:
             raise MisuseError(f"the schedule {schedule!r} is the broker's, and HIVE_BROKER is off")
-        _holds(schedule, path)
+        _require_known(schedule, http.status(path))
 
     def run() -> None:
         answers = True
@@ -76,6 +77,15 @@ def next_s(at: str, now: datetime.datetime) -> float:
         raise MisuseError(f'at is {at!r}: write a time of the day on this host\'s clock, such as "08:00"')
     today = datetime.datetime.combine(now.date(), wanted)
     return (today if today > now else today + datetime.timedelta(days=1)).timestamp()
+
+
+def _require_known(schedule: str, status: dict[str, Any]) -> None:
+    configuration = status.get("configuration")
+    known = configuration.get("schedules") if isinstance(configuration, dict) else None
+    if isinstance(known, list) and schedule not in known:
+        names = ", ".join(repr(str(one)) for one in known)
+        has = f"it has {names}" if names else "write a [[schedule]] of that name into its file"
+        raise MisuseError(f"the broker has no schedule {schedule!r}: {has}")
 
 
 def _holds(schedule: str, path: str) -> bool:

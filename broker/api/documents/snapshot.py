@@ -89,13 +89,15 @@ class ConfigurationInfo(Struct, frozen=True):
     """Where the policy in force comes from.
 
     Fields: `file` the broker's own; `trial_left_s` until the former one comes back; `paused_left_s` until limits are
-    in force again; None where that is not so. `settings` are what `hive-qos set` has put over the file.
+    in force again; None where that is not so. `settings` are what `hive-qos set` has put over the file,
+    `schedules` the names of all that the policy has, whether they hold or not.
     """
 
     file: str | None = None
     trial_left_s: float | None = None
     paused_left_s: float | None = None
     settings: tuple[SettingInfo, ...] = ()
+    schedules: tuple[str, ...] = ()
 
 
 FILE_ALONE = ConfigurationInfo()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import signal
 import subprocess
@@ -158,12 +159,22 @@ def test_a_member_stays_while_the_broker_is_away_and_leaves_when_it_says_that_a_
 ) -> None:
     members.start("a")
     members.meet_as("a")
+    running.stop()
+    now = datetime.datetime.now(datetime.UTC)
+    times = [f"{now + datetime.timedelta(hours=one):%H:%M}" for one in (11, 13)]
+    hours = f'[[schedule]]\nname = "office hours"\nfrom = "{times[0]}"\nto = "{times[1]}"\ntimezone = "UTC"\n'
+    storage = '[schedule.class.storage]\nceiling = "20 %"\n'
+    running.write(CONFIGURATION + hours + storage)
+    running.start()
+    members.start("x", broker=running.sessions, schedule="offise hours")
+    members.end_of("x")
+    assert "no schedule 'offise hours': it has 'office hours'" in members.said()
     members.start("z", broker=running.sessions, schedule="office hours")
     members.meet_as("az")
     running.stop()
     wait_until(lambda: "stays until the broker answers" in members.said(), what=members.said, limit_s=LIMIT_S)
     hours = '[[schedule]]\nname = "office hours"\nfrom = "00:00"\nto = "24:00"\ntimezone = "UTC"\n'
-    running.write(CONFIGURATION + hours + '[schedule.class.storage]\nceiling = "20 %"\n')
+    running.write(CONFIGURATION + hours + storage)
     assert members.processes["z"].poll() is None, members.said()
     running.start()
     members.end_of("z")
