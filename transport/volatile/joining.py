@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 
@@ -12,7 +13,10 @@ from transport.volatile.commit import State
 from transport.volatile.links import Links
 from transport.volatile.mesh import CONNECT_S
 from transport.volatile.register import POLL_S, Register
+from transport.volatile.restart import Restart
 from transport.volatile.view import DIGEST_BYTES, Member, View
+
+_log = logging.getLogger("transport.volatile")
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class Newcomer:
                 return commit.begin_behind(self.member, admitted)
 
     def _begin(self, ended: View | None) -> View:
-        """Try to be the first member, of a job that begins or whose last member has left; the view in force then."""
+        """Try to be the first member, of a job that begins or has nobody any more; the view in force then."""
         if ended is None:
             return self.register.advance(View(1, (self.member,), 0, bytes(DIGEST_BYTES)), None)
         mesh = self.register.plan_mesh(ended.epoch + 1, [self.member])
@@ -58,8 +62,9 @@ class Newcomer:
         return self.register.advance(first, ended)
 
     def _be_admitted(self, view: View, give_up_s: float, timeout_s: float) -> View | None:
-        """Wait until this member learns; None where all others have left."""
+        """Wait until this member learns; None where all others have left, or died."""
         asked, ask_s, beats, beat_s, tried = 0, 0.0, 0, 0.0, 0
+        restart = Restart(self.register)
         while True:
             now_s = time.monotonic()
             if now_s >= give_up_s:
@@ -80,11 +85,16 @@ class Newcomer:
                 return None
             if self.member in view.members and self.links.switch(view.mesh):
                 return view
+            if restart.is_due(view, now_s):
+                _log.warning("job %s begins anew: most members of epoch %d died", self.register.job, view.epoch)
+                self._begin(view)
+                return None
             time.sleep(5 * POLL_S)
 
     def _nobody_answers(self, view: View) -> str:
         register = self.register
         return (
             f"joining: {view.workers[0]}, the first member of job {register.job}, did not admit {self.member}; if no "
-            f"member lives, begin anew under another HIVE_JOB, or delete {register.view_key} in the store"
+            f"member lives, start half of {', '.join(one.name for one in view.workers)} again, or delete "
+            f"{register.view_key} in the store"
         )

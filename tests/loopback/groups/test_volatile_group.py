@@ -17,7 +17,7 @@ from hive_qos.errors import EvictedError, HiveError, MisuseError, PeerError, Reg
 from transport.inspection import jobs
 from transport.settings import Settings
 from transport.tensors import TensorView
-from transport.volatile import commit
+from transport.volatile import commit, restart
 from transport.volatile.group import Committed, VolatileGroup
 from transport.volatile.mesh import CONNECT_S
 from transport.volatile.register import MemoryStore, Register, Store
@@ -346,6 +346,20 @@ def test_a_job_whose_members_all_leave_at_once_begins_anew_with_who_comes_then(s
         for one in members:
             one.end()
         assert [one.wait() for one in members] == [None] * 3
+
+
+def test_a_job_whose_members_all_died_begins_anew_when_they_are_started_again(
+    start: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restart, "STANDS_S", 0.5)
+    store = MemoryStore()
+    for one in trio(start, store):
+        one.kill()
+    members = [start(name, store, members_min=4) for name in "dabc"]
+    for one in members:
+        one.allow()
+    until(lambda: all(len(one.met) == 1 for one in members))
+    agree(*members)
 
 
 def test_the_last_that_works_stays_for_who_is_learning(start: Callable[..., Worker]) -> None:

@@ -1,0 +1,65 @@
+"""A job begins anew where half of its workers are known to have died, and its view does not change."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from transport.volatile.register import MemoryStore, Register
+from transport.volatile.restart import STANDS_S, Restart
+from transport.volatile.view import DIGEST_BYTES, Member, View
+
+VIEW = View(7, tuple(Member(name, 1) for name in "abcd"), 40, bytes(DIGEST_BYTES), joining=(Member("d", 1),))
+
+
+class Asking:
+    """Processes that ask to join and beat, unless they are silent; somebody looks once a second."""
+
+    def __init__(self, *members: Member, silent: frozenset[Member] = frozenset()) -> None:
+        self._register = Register(MemoryStore(), job="j")
+        self._silent = silent
+        for one in members:
+            self._register.ask_to_join(one)
+            self._register.say_waiting(one, 0)
+        self._members, self._restart = members, Restart(self._register)
+
+    def due_s(self, *views: View) -> int | None:
+        """When a new beginning is due, where each view stands for a minute."""
+        for second in range(60 * len(views)):
+            for one in self._members:
+                if one not in self._silent:
+                    self._register.say_waiting(one, second)
+            if self._restart.is_due(views[second // 60], float(second)):
+                return second
+        return None
+
+
+def again(names: str) -> list[Member]:
+    """Processes that have the names of former ones."""
+    return [Member(name, 2) for name in names]
+
+
+@pytest.mark.parametrize("names", ["ab", "abc", "abcd", "bcx"])
+def test_where_half_of_the_workers_are_started_again_a_new_beginning_is_due_when_the_view_has_stood(names: str) -> None:
+    due_s = Asking(*again(names)).due_s(VIEW)
+    assert due_s is not None
+    assert STANDS_S <= due_s < STANDS_S + 10
+
+
+@pytest.mark.parametrize("names", ["", "a", "xyz", "d", "ad"])
+def test_the_names_of_fewer_of_strangers_or_of_learners_are_no_reason(names: str) -> None:
+    assert Asking(*again(names)).due_s(VIEW) is None
+
+
+def test_who_asked_and_died_since_is_no_reason_nor_is_a_member_that_asked_before_it_was_let_in() -> None:
+    first, second = again("ab")
+    assert Asking(first, second, silent=frozenset({second})).due_s(VIEW) is None
+    assert Asking(*VIEW.members).due_s(VIEW) is None
+
+
+def test_a_view_that_changes_lives() -> None:
+    views = [replace(VIEW, epoch=epoch) for epoch in range(7, 10)]
+    asking = Asking(*again("ab"))
+    for second in range(300):
+        assert not asking._restart.is_due(views[second % 3], float(second))
