@@ -85,7 +85,7 @@ class Newcomer:
                 return None
             if self.member in view.members and self.links.switch(view.mesh):
                 return view
-            if restart.is_due(view, now_s):
+            if not self.links.reach(view.workers) and restart.is_due(view, number, now_s):
                 _log.warning("job %s begins anew: most members of epoch %d died", self.register.job, view.epoch)
                 self._begin(view)
                 return None

@@ -10,7 +10,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from hive_qos.errors import HiveError, PeerError
@@ -106,6 +106,11 @@ class Links:
         if before is not None:
             before.close_soon()
         return True
+
+    def reach(self, members: Iterable[Member]) -> bool:
+        """Whether any of those is there, over the connections that were made last."""
+        mesh = self._beside
+        return mesh is not None and bool(set(members) & set(mesh.members) - mesh.lost() - {self._me})
 
     def mail(self, to: Member, message: Mail) -> Work | None:
         """Send a message, to this member itself, too; None where that one cannot be reached."""

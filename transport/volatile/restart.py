@@ -1,8 +1,8 @@
 """Whether a job has to begin anew: most of its members have died, and processes of their names ask to join. Pure, but
 for what it reads in the register.
 
-While half of a view's workers are dead, no step can be committed in it: that takes more than half of them. Nor has
-anybody who lives changed it, though that takes seconds. So nothing that could still happen in it is lost with it.
+While half of a view's workers are dead, no step can be committed in it: that takes more than half of them. Who lives
+changes it within seconds, or at least has those connect who ask to join. Where nothing of that happens, nobody does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from transport.volatile.register import Register
 from transport.volatile.view import Member, View
 
 STANDS_S = 30.0
-"""A view that does not change for so long changes no more: a loss is seen within 4 s, and agreed on within 10."""
+"""Where nothing has happened for so long, nothing will: a loss is seen within 4 s and agreed on within 10, and who asks
+is to connect again each 10 s."""
 
 
 class Restart:
@@ -22,18 +23,21 @@ class Restart:
 
     def __init__(self, register: Register) -> None:
         self._register = register
-        self._epoch, self._look_s = 0, math.inf
+        self._seen, self._look_s = (0, 0), math.inf
         self._asking: dict[int, Member] = {}
         self._beats: dict[Member, int | None] = {}
 
-    def is_due(self, view: View, now_s: float) -> bool:
+    def is_due(self, view: View, mesh: int, now_s: float) -> bool:
         """Whether that view, the one in force, can be replaced by a new beginning. To be asked again and again.
+
+        Args:
+            mesh: the number of the connections that were planned last.
 
         Raises:
             RegisterLostError: the register cannot be reached.
         """
-        if view.epoch != self._epoch:
-            self._epoch, self._look_s, self._asking, self._beats = view.epoch, now_s + STANDS_S, {}, {}
+        if (view.epoch, mesh) != self._seen:
+            self._seen, self._look_s, self._asking, self._beats = (view.epoch, mesh), now_s + STANDS_S, {}, {}
         if now_s < self._look_s:
             return False
         self._look_s = now_s + SILENT_S

@@ -30,7 +30,7 @@ class Asking:
             for one in self._members:
                 if one not in self._silent:
                     self._register.say_waiting(one, second)
-            if self._restart.is_due(views[second // 60], float(second)):
+            if self._restart.is_due(views[second // 60], 1, float(second)):
                 return second
         return None
 
@@ -62,4 +62,14 @@ def test_a_view_that_changes_lives() -> None:
     views = [replace(VIEW, epoch=epoch) for epoch in range(7, 10)]
     asking = Asking(*again("ab"))
     for second in range(300):
-        assert not asking._restart.is_due(views[second % 3], float(second))
+        for one in again("ab"):
+            asking._register.say_waiting(one, second)
+        assert not asking._restart.is_due(views[second % 3], 1, float(second))
+
+
+def test_whoever_has_others_connect_lives() -> None:
+    asking = Asking(*again("ab"))
+    for second in range(300):
+        for one in again("ab"):
+            asking._register.say_waiting(one, second)
+        assert not asking._restart.is_due(VIEW, second // 10, float(second))
