@@ -41,7 +41,7 @@ _log = logging.getLogger("transport.volatile")
 TELL_S = 0.5
 """Who leaves waits so long for the others to have its word. Where they have not, they see a loss."""
 END_S = 1.0
-"""And so long for the register, to end the job where all leave."""
+"""And so long for each answer of the register, to end the job where all leave."""
 
 
 class Control:
@@ -182,14 +182,12 @@ class Control:
         for work in told:
             if work is not None:
                 _wait(work, give_up_s)
-        if said and self.member in before.view.workers:
-            ending = threading.Thread(target=self._end_job, args=(before,), name="hive-volatile-end", daemon=True)
-            ending.start()
-            ending.join(END_S)  # the register may be out of reach
+        if said:
+            self._end_job(before)
 
     def _end_job(self, last: State) -> None:
         """Write a view without members, where no worker of the one in force is there any more."""
-        register = self._register
+        register = self._register.within(END_S)
         with contextlib.suppress(HiveError):  # the others go on without its word
             register.say_left(self.member)
             view = register.view()

@@ -278,11 +278,13 @@ class VolatileGroup:
         The last one that works stays for who is learning, `HAND_OVER_S` at most: call this between two steps.
         """
         give_up_s = time.monotonic() + HAND_OVER_S
-        while time.monotonic() < give_up_s and self._is_needed():
-            self._control.wait_between_steps(idle=True)
-            self._follower.give_state()
-            time.sleep(POLL_S)
-        self._go()
+        try:
+            while time.monotonic() < give_up_s and self._is_needed():
+                self._control.wait_between_steps(idle=True)
+                self._follower.give_state()
+                time.sleep(POLL_S)
+        finally:
+            self._go()
 
     def leave_on(self, number: signal.Signals = signal.SIGTERM, *, at: str = "", schedule: str = "") -> None:
         """From now on that signal lets this process leave, whatever it does, and ends it: `SystemExit(0)` is raised.

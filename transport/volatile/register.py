@@ -92,6 +92,10 @@ class Register:
         self._prefix = f"hive/volatile/{job}/"
         self._secret = secret
 
+    def within(self, timeout_s: float) -> Register:
+        """The same one, for who cannot wait longer for an answer."""
+        return Register(self.store, job=self.job, secret=self._secret, timeout_s=timeout_s)
+
     @property
     def view_key(self) -> str:
         """The key of the view in the store."""

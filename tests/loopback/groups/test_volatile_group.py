@@ -362,6 +362,59 @@ def test_a_job_whose_members_all_died_begins_anew_when_they_are_started_again(
     agree(*members)
 
 
+class Distant(MemoryStore):
+    """A store that is far away, once told so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers_in_s = 0.0
+
+    def get(self, key: str) -> bytes | None:
+        time.sleep(self.answers_in_s)
+        return super().get(key)
+
+    def set(self, key: str, value: bytes) -> None:
+        time.sleep(self.answers_in_s)
+        super().set(key, value)
+
+    def compare_set(self, key: str, expected: bytes, value: bytes) -> bytes:
+        time.sleep(self.answers_in_s)
+        return super().compare_set(key, expected, value)
+
+
+def test_who_leaves_last_has_ended_the_job_when_it_has_left_however_far_the_register_is(
+    start: Callable[..., Worker],
+) -> None:
+    store = Distant()
+    members = trio(start, store)
+    store.answers_in_s = 0.4  # less than `Worker` gives it, and five answers take longer than `END_S`
+    for one in members:
+        one.end()
+    assert [one.wait() for one in members] == [None] * 3
+    view = Register(store, job="job", secret=SECRET).view()
+    assert view is not None
+    assert view.members == ()
+
+
+def test_who_is_interrupted_while_it_stays_for_a_learner_is_gone_all_the_same(start: Callable[..., Worker]) -> None:
+    def interrupted() -> bytes:
+        raise KeyboardInterrupt
+
+    store = MemoryStore()
+    group = VolatileGroup(
+        Register(store, job="job", secret=SECRET),
+        name="a",
+        get_state=interrupted,
+        set_state=lambda _data: None,
+        settings=Settings(listen="127.0.0.1", broker="off"),
+    )
+    learner = start("b", store)
+    until(lambda: group.view.joining)
+    with pytest.raises(KeyboardInterrupt):
+        group.leave()
+    until(lambda: isinstance(learner.error, EvictedError) or works(learner, "b"))  # it had entered the view, or not yet
+
+
 def test_the_last_that_works_stays_for_who_is_learning(start: Callable[..., Worker]) -> None:
     store = MemoryStore()
     first = start("a", store)
