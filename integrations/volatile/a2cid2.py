@@ -58,6 +58,7 @@ class A2CiD2(Algorithm):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hive-pairs")
         self._pairs = _Pairs(self._group, self._all.elems)
         self._due = self.every
+        self._ahead.zero_()  # of those that this member was with before
 
     def _end(self) -> None:
         if self._thread is not None:
@@ -101,6 +102,7 @@ class A2CiD2(Algorithm):
         mean = self._thread.submit(self._pairs.average, self._all.read(), is_new=self._is_new).result()
         self._all.write(mean)
         self._ahead.zero_()
+        self._is_new = False
 
     def state_dict(self) -> dict[str, Any]:
         """See `Algorithm`. The shadow is left out: it is a member's own, and over all of them it cancels out."""
@@ -180,6 +182,7 @@ class _Pairs:
 
         while not result.numel():
             self._group.aside(reduce)
+        self._epoch = 0  # who trains on begins anew: nobody has ended
         return result[:-1] / result[-1]
 
     def _enter(self, group: Group, view: View, *, is_new: bool) -> bool:

@@ -101,3 +101,23 @@ def test_members_that_leave_as_soon_as_they_have_averaged_leave_none_behind() ->
 
     networks_of_all = threading.Barrier(size)
     in_threads(size, run)
+
+
+def test_members_that_train_on_after_they_have_averaged_exchange_again() -> None:
+    size, where = 3, register()
+    networks = [model() for _ in range(size)]
+    algorithms = [A2CiD2(one.parameters()) for one in networks]
+    all_have_ended = threading.Barrier(size)
+
+    def run(rank: int) -> None:
+        algorithm, inner = algorithms[rank], sgd(networks[rank])
+        with algorithm.join(where, name=f"member-{rank}", members_min=size, settings=SETTINGS):
+            for _ in range(2):
+                for _ in range(5):
+                    step_once(networks[rank], inner, algorithm)
+                algorithm.finish()
+                all_have_ended.wait(60.0)
+                assert all(torch.equal(flat(networks[0]), flat(one)) for one in networks)
+                all_have_ended.wait(60.0)
+
+    in_threads(size, run)
