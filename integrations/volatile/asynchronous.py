@@ -119,6 +119,8 @@ class AsyncDiLoCo(GlobalAlgorithm):
         self._hurry.set()
         if self._thread is not None:
             self._thread.shutdown()
+            for place, merged in self._arrived.items():  # else what is in them would count again in the next group
+                self._take(place, merged)
         self._thread = self._merging = None
 
     def _after(self, tokens: int) -> None:

@@ -75,6 +75,8 @@ class StreamingDiLoCo(GlobalAlgorithm):
         """What is still under way is given up: the others go on without it."""
         if self._thread is not None:
             self._thread.shutdown()
+        if self._flight is not None and self._flight.ended.exception() is None:
+            self._arrive(self.alpha)  # else what is in it would count again in the next group
         self._thread = self._flight = None
 
     def _after(self, tokens: int) -> None:

@@ -86,6 +86,23 @@ def test_a_member_that_comes_back_brings_what_it_learned_while_it_was_cut_off() 
     torch.testing.assert_close(flat(network), flat(model()) + 1.0)
 
 
+@pytest.mark.parametrize("kind", [AsyncDiLoCo, StreamingDiLoCo])
+def test_what_was_merged_before_a_member_left_does_not_count_again_when_it_comes_back(
+    kind: type[AsyncDiLoCo | StreamingDiLoCo],
+) -> None:
+    parameter, where = torch.nn.Parameter(torch.zeros(10)), register()
+    options: dict[str, Any] = {"overlap": 1, "alpha": 0.0} if kind is StreamingDiLoCo else {}
+    algorithm = kind([parameter], every=2, fragments=1, outer_rate=1.0, outer_momentum=0.0, compression="", **options)
+    for _ in range(2):
+        with algorithm.join(where, name="alone", settings=SETTINGS):
+            before = algorithm.state_dict()["global"]
+            for _ in range(2):
+                with algorithm.step(), torch.no_grad():
+                    parameter.add_(1.0)
+            wait_until(lambda: not torch.equal(algorithm.state_dict()["global"], before))  # noqa: B023 - called at once
+    torch.testing.assert_close(parameter.detach(), torch.full((10,), 4.0))
+
+
 def test_16_bit_parameters_do_not_pull_the_global_ones_to_what_they_can_hold() -> None:
     network = model().to(torch.bfloat16)
     algorithm = DiLoCo(network.parameters(), every=1, outer_rate=0.7, outer_momentum=0.9)
