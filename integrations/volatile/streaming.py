@@ -37,6 +37,7 @@ class StreamingDiLoCo(GlobalAlgorithm):
         fragments: a number of balanced bins, or the parameters of each: `strided(model.layers, 3)`.
         overlap: inner steps that an exchange may take. The paper advises 5 at most; up to 10 cost it 0.2 %.
         alpha: how much of a member's own values it keeps when it receives: 0 takes the global ones, 1 none of them.
+            With 0.5, the paper's, a small model lost 2.2 % against DiLoCo at an overlap of 1; with 0, 0.3 %.
         compression: "int4", "int8", "bfloat16" or "" for none. Small fragments are sent as they are.
         quorum: with so many parts, and more than half of all, none waits for a late one; 0 waits for all.
     """
@@ -48,7 +49,7 @@ class StreamingDiLoCo(GlobalAlgorithm):
         every: int = 100,
         fragments: int | Iterable[Iterable[torch.nn.Parameter]] = 4,
         overlap: int = 5,
-        alpha: float = 0.5,
+        alpha: float = 0.0,
         outer_rate: float = 0.4,
         outer_momentum: float = 0.9,
         compression: str = "int4",
@@ -72,7 +73,7 @@ class StreamingDiLoCo(GlobalAlgorithm):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hive-fragments")
 
     def _end(self) -> None:
-        """What is still under way is given up: the others go on without it."""
+        """What is still under way is given up, unless it was merged already: the others go on without it."""
         if self._thread is not None:
             self._thread.shutdown()
         if self._flight is not None and self._flight.ended.exception() is None:

@@ -76,14 +76,14 @@ def markov_chain(seed: int) -> Task:
     return Task(Transformer(), batch, 3e-3)
 
 
-def noisy_patterns(seed: int) -> Task:
-    """Each class is a pattern of its own under normal noise."""
+def noisy_patterns(seed: int, *, noise: float = NOISE) -> Task:
+    """Each class is a pattern of its own under normal noise of so many times its deviation."""
     patterns = torch.randn(CLASSES, 3, PIXELS, PIXELS, generator=torch.Generator().manual_seed(seed))
 
     def batch(generator: torch.Generator) -> Batch:
         labels = torch.randint(CLASSES, (8,), generator=generator)
-        noise = torch.randn(8, 3, PIXELS, PIXELS, generator=generator)
-        return patterns[labels] + NOISE * noise, labels
+        blur = torch.randn(8, 3, PIXELS, PIXELS, generator=generator)
+        return patterns[labels] + noise * blur, labels
 
     model = nn.Sequential(
         nn.Conv2d(3, CHANNELS // 2, 3, padding=1),
