@@ -20,7 +20,7 @@ from hive_qos.errors import CancelledError, ConfigurationError, ConnectionLostEr
 from transport import Settings
 from transport.collectives.algorithms.registry import schedule_of
 from transport.collectives.membership import agreement_group
-from transport.collectives.planning.agreement import FIXED, agree, row_of
+from transport.collectives.planning.agreement import FIXED, OPERATION, agree, row_of
 from transport.collectives.planning.cost_model import Network, choose
 from transport.collectives.planning.link_rates import (
     SLOT_S,
@@ -211,6 +211,21 @@ def test_a_round_trip_that_makes_two_sites_one_is_a_reason_to_agree():
     assert not planner.is_due(number, lambda _far: far[0], now_s=now_s)
     near = link(0, rtt_us={1: 300, 2: 5000})
     assert planner.is_due(number, lambda _far: near, now_s=now_s + LOOK_EVERY_S)
+
+
+def test_who_is_invited_before_the_last_table_holds_takes_part_and_keeps_to_each_table_for_its_operations():
+    planner = Planner(ranks=range(3), rank=2, forced="", site="")
+    behind = link(25, rtt_us={})
+    row = planner.begin(0, lambda _far: behind)
+    ahead = row.copy()
+    ahead[OPERATION] = 10
+    planner.agreed([ahead, row, row])
+    assert not planner.is_due(1, lambda _far: behind, now_s=100.0)
+    assert planner.is_due(1, lambda _far: behind, now_s=100.0, invited=True)
+    assert planner.begin(1, lambda _far: behind)[OPERATION] == 10 + LAG
+    problem = Problem(operation=Operation.ALLREDUCE, rank=2, size=3, item_bytes=4, counts=(10**6,))
+    numbers = [choice and choice.network_number for choice in (planner.choice(problem, n) for n in (5, 10, 11, 12))]
+    assert numbers == [0, 0, 11, None]
 
 
 def test_nobody_goes_on_without_an_agreement_for_longer_than_others_believe_it():

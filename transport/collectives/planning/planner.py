@@ -14,6 +14,7 @@ Groups of one or two ranks need no agreement: nothing that is measured would cha
 
 from __future__ import annotations
 
+import bisect
 import functools
 import statistics
 from collections import deque
@@ -92,9 +93,11 @@ class Planner:
             invited: another rank has begun one.
         """
         first, table = self._tables[-1]
-        if not self.agrees or table is None or number < first:
+        if not self.agrees or table is None:
             return False
-        return invited or not self._rows or number >= first + AHEAD_MAX or self._has_news(report, now_s)
+        if invited:
+            return True
+        return number >= first and (not self._rows or number >= first + AHEAD_MAX or self._has_news(report, now_s))
 
     def _has_news(self, report: Report, now_s: float) -> bool:
         """Whether the group would have another table if all others said what they said last."""
@@ -106,9 +109,11 @@ class Planner:
 
     def begin(self, number: int, report: Report) -> Row:
         """An agreement begins, with or after the operation that is due; this rank's row."""
-        self._began = number
-        self._tables = [*self._tables[-1:], (number + LAG, None)]
-        return self._row(number, report)
+        firsts = [first for first, _ in self._tables]
+        self._began = max(number, firsts[-1])  # who is invited may not be where the last table begins to hold
+        needed = max(bisect.bisect_right(firsts, number) - 1, 0)
+        self._tables = [*self._tables[needed:], (self._began + LAG, None)]
+        return self._row(self._began, report)
 
     def _row(self, number: int, report: Report) -> Row:
         table = self.table
