@@ -190,9 +190,10 @@ class Control:
         register = self._register.within(END_S)
         with contextlib.suppress(HiveError):  # the others go on without its word
             register.say_left(self.member)
-            view = register.view()
-            while view and view.workers and all(map(register.has_left, view.workers)):
-                over = View(view.epoch + 1, (), last.committed, last.digest, asked=view.asked, mesh=view.mesh)
+            view, epoch = register.view(), 0
+            while view and view.epoch > epoch and view.workers and all(map(register.has_left, view.workers)):
+                epoch = view.epoch
+                over = View(epoch + 1, (), last.committed, last.digest, asked=view.asked, mesh=view.mesh)
                 view = register.advance(over, view)  # where another one was written meanwhile, that one
 
     def close(self) -> None:
