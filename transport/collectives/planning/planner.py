@@ -158,7 +158,8 @@ class Planner:
             if problem.operation not in ALGORITHMS:
                 only = Candidate(Plan(), 0.0, "")
                 return Choice(only, (only,), "there is one way alone")
-            kept = self._choices[key] = _Kept(key[0], choose(key[0], table, forced=self._forced))
+            made = _Kept(key[0], choose(key[0], table, forced=self._forced))
+            kept = self._choices.setdefault(key, made)  # another thread may have been faster, and counted in its own
             for oldest in list(self._choices)[:-CHOICES_KEPT]:
                 self._choices.pop(oldest, None)
         return kept.choice
