@@ -357,6 +357,7 @@ def test_a_group_agrees_beside_its_operations_and_goes_on(make_world):
         return [float(tensor[0]) for tensor in tensors]
 
     assert world.results(body) == [[3.0 * number + 3 for number in range(60)]] * 3
+    wait_until(lambda: sum(one["count"] for one in world.groups[0].explain()["collectives"]) >= 60)
     documents = [group.explain() for group in world.groups]
     assert all(document["network"]["number"] >= 1 for document in documents)
     assert len({json.dumps(document["network"]) for document in documents}) == 1
