@@ -86,7 +86,7 @@ class Newcomer:
             if self.member in view.members and self.links.switch(view.mesh):
                 return view
             if not self.links.reach(view.workers) and restart.is_due(view, number, now_s):
-                _log.warning("job %s begins anew: most members of epoch %d died", self.register.job, view.epoch)
+                _log.warning("job %s begins anew: half of the workers of epoch %d died", self.register.job, view.epoch)
                 self._begin(view)
                 return None
             time.sleep(5 * POLL_S)

@@ -1,4 +1,4 @@
-"""Whether a job has to begin anew: most of its members have died, and processes of their names ask to join. Pure, but
+"""Whether a job has to begin anew: half of its workers have died, and processes of their names ask to join. Pure, but
 for what it reads in the register.
 
 While half of a view's workers are dead, no step can be committed in it: that takes more than half of them. Who lives
