@@ -1,0 +1,125 @@
+"""Who joins a volatile group holds what the others hold, and keeps nobody up who can go on."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from volatile_workers import SECRET, Worker, agree, until, works
+
+from hive_qos.errors import EvictedError
+from transport.inspection import jobs
+from transport.volatile.mesh import CONNECT_S
+from transport.volatile.register import MemoryStore, Register
+from transport.volatile.view import Member
+
+
+@pytest.mark.parametrize(("follows", "engine"), [(True, "auto"), (False, "auto"), (True, "aioquic")])
+def test_who_joins_holds_the_same_weights_and_the_others_wait_only_for_who_cannot_follow(
+    start: Callable[..., Worker], follows: bool, engine: str
+) -> None:
+    store = MemoryStore()
+    first = start("a", store, engine=engine)
+    first.allow(3)
+    until(lambda: first.step == 3)
+    second = start("b", store, follows=follows, engine=engine)
+    until(lambda: first.group is not None and first.group.view.joining)
+    assert first.group is not None
+    assert first.group.view.pause != follows
+    first.allow(1)
+    until(lambda: works(first, "a", "b") and works(second, "a", "b"))
+    assert first.step == 4 if follows else first.step in (3, 4)
+    for one in (first, second):
+        one.allow(2)
+    until(lambda: min(first.step, second.step) >= 5)
+    agree(first, second)
+    assert np.array_equal(first.weights, second.weights) or first.step != second.step
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_a_process_that_died_when_it_had_asked_to_join_keeps_nobody_out(
+    start: Callable[..., Worker], written: bool
+) -> None:
+    store = MemoryStore()
+    first = start("a", store)
+    first.allow()
+    until(lambda: first.step == 1)
+    if written:
+        Register(store, job="job", secret=SECRET).ask_to_join(Member("dead", 1))
+    else:  # between taking its number and writing its name
+        store.add("hive/volatile/job/asked", 1)
+    began_s = time.monotonic()
+    second = start("b", store)
+    until(lambda: first.allow() or works(second, "a", "b"))
+    assert time.monotonic() - began_s < CONNECT_S
+    agree(first, second)
+
+
+def test_any_member_tells_of_view_and_commits_of_all_as_soon_as_one_has_joined(
+    start: Callable[..., Worker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    store = MemoryStore()
+    workers = [start(name, store, members_min=2) for name in "ab"]
+    for step in range(1, 1000):
+        for one in workers:
+            one.allow()
+        until(lambda step=step: all(one.step == step for one in workers))
+        if step == 1:
+            start("c", store)
+        if workers[0].group.view.joining:
+            break
+        time.sleep(0.1)
+    # c learns, and stays a learner: nobody makes a step.
+    until(lambda: len(list(tmp_path.glob("hive-qos/jobs/*.sock"))) == 3)
+    for path in tmp_path.glob("hive-qos/jobs/*.sock"):
+
+        def told(path: Path = path) -> dict[str, dict[str, Any]]:
+            found = [one.get("volatile", {}) for one in jobs.ask(path, whole=True)["members"]]
+            return {one["member"]: one for one in found if one.get("joining") == ["c"]}
+
+        until(lambda told=told: sorted(told()) == ["a", "b", "c"])
+        assert all(told()[name]["commits"][-1]["digest"] == told()[name]["digest"] for name in "ab")
+
+
+def test_who_cannot_keep_up_is_waited_for_once_and_the_log_says_why(
+    start: Callable[..., Worker], caplog: pytest.LogCaptureFixture
+) -> None:
+    store = MemoryStore()
+    first = start("a", store)
+    first.allow()
+    until(lambda: first.step == 1)
+    with caplog.at_level(logging.WARNING):
+        second = start("b", store, apply_s=0.1)  # each result takes it as long as many steps take the other
+        until(lambda: first.allow() or works(second, "a", "b"))
+    assert "the next step waits for b, which does not catch up" in caplog.text
+    agree(first, second)
+
+
+def test_a_joiner_of_another_model_or_for_a_state_too_large_ends_alone(start: Callable[..., Worker]) -> None:
+    store = MemoryStore()
+    first = start("a", store)
+    first.allow(1)
+    until(lambda: first.step == 1)
+    other, small = start("b", store, size=5), start("c", store, bytes=100)
+    until(lambda: first.allow() or (other.error and small.error))
+    assert "trains another model" in str(other.wait())
+    assert "its state has 4000 bytes, and this process takes at most 100" in str(small.wait())
+    until(lambda: works(first, "a") and not first.group.view.joining)
+
+
+def test_a_learner_whose_workers_are_all_gone_ends(start: Callable[..., Worker]) -> None:
+    store = MemoryStore()
+    first = start("a", store)
+    first.allow()
+    until(lambda: first.step == 1)
+    second = start("b", store)  # it waits for a state, which the first gives only when it next calls
+    until(lambda: first.group is not None and first.group.view.joining)
+    time.sleep(0.1)
+    first.kill()
+    assert isinstance(second.wait(), EvictedError)

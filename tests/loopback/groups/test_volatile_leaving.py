@@ -1,0 +1,114 @@
+"""Who leaves a volatile group, alone or with all others, takes nothing with it that somebody needs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from volatile_workers import SECRET, Worker, agree, trio, until, works
+
+from hive_qos.errors import EvictedError
+from transport.settings import Settings
+from transport.volatile import restart
+from transport.volatile.group import VolatileGroup
+from transport.volatile.register import MemoryStore, Register
+
+
+def test_who_leaves_is_not_waited_for(start: Callable[..., Worker]) -> None:
+    members = trio(start, MemoryStore())
+    for one in members[:2]:
+        one.allow()  # they wait for the third
+    members[2].end()
+    until(lambda: works(members[0], "a", "b"))
+    assert members[2].wait() is None
+
+
+def test_a_job_whose_members_all_leave_at_once_begins_anew_with_who_comes_then(start: Callable[..., Worker]) -> None:
+    store = MemoryStore()
+    for _ in range(3):
+        members = trio(start, store)
+        for one in members:
+            one.end()
+        assert [one.wait() for one in members] == [None] * 3
+
+
+def test_a_job_whose_members_all_died_begins_anew_when_they_are_started_again(
+    start: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restart, "STANDS_S", 0.5)
+    store = MemoryStore()
+    for one in trio(start, store):
+        one.kill()
+    members = [start(name, store, members_min=4) for name in "dabc"]
+    for one in members:
+        one.allow()
+    until(lambda: all(len(one.met) == 1 for one in members))
+    agree(*members)
+
+
+class Distant(MemoryStore):
+    """A store that is far away, once told so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers_in_s = 0.0
+
+    def get(self, key: str) -> bytes | None:
+        time.sleep(self.answers_in_s)
+        return super().get(key)
+
+    def set(self, key: str, value: bytes) -> None:
+        time.sleep(self.answers_in_s)
+        super().set(key, value)
+
+    def compare_set(self, key: str, expected: bytes, value: bytes) -> bytes:
+        time.sleep(self.answers_in_s)
+        return super().compare_set(key, expected, value)
+
+
+def test_who_leaves_last_has_ended_the_job_when_it_has_left_however_far_the_register_is(
+    start: Callable[..., Worker],
+) -> None:
+    store = Distant()
+    members = trio(start, store)
+    store.answers_in_s = 0.4  # less than `Worker` gives it, and five answers take longer than `END_S`
+    for one in members:
+        one.end()
+    assert [one.wait() for one in members] == [None] * 3
+    view = Register(store, job="job", secret=SECRET).view()
+    assert view is not None
+    assert view.members == ()
+
+
+def test_who_is_interrupted_while_it_stays_for_a_learner_is_gone_all_the_same(start: Callable[..., Worker]) -> None:
+    def interrupted() -> bytes:
+        raise KeyboardInterrupt
+
+    store = MemoryStore()
+    group = VolatileGroup(
+        Register(store, job="job", secret=SECRET),
+        name="a",
+        get_state=interrupted,
+        set_state=lambda _data: None,
+        settings=Settings(listen="127.0.0.1", broker="off"),
+    )
+    learner = start("b", store)
+    until(lambda: group.view.joining)
+    with pytest.raises(KeyboardInterrupt):
+        group.leave()
+    until(lambda: isinstance(learner.error, EvictedError) or works(learner, "b"))  # it had entered the view, or not yet
+
+
+def test_the_last_that_works_stays_for_who_is_learning(start: Callable[..., Worker]) -> None:
+    store = MemoryStore()
+    first = start("a", store)
+    first.allow(2)
+    until(lambda: first.step == 2)
+    second = start("b", store)
+    until(lambda: first.group is not None and first.group.view.joining)
+    first.end()
+    until(lambda: works(second, "a", "b") or works(second, "b"))
+    assert first.wait() is None
+    assert np.array_equal(first.weights, second.weights)
