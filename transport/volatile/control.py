@@ -26,9 +26,10 @@ from transport.volatile.admission import LOOK_S
 from transport.volatile.agreement import P
 from transport.volatile.commit import Action, Advance, Commit, Contributors, Frozen, Left, Phase, Send, State
 from transport.volatile.first_worker import FirstWorker
+from transport.volatile.hand_over import HandOver
 from transport.volatile.joining import Newcomer
 from transport.volatile.links import Links
-from transport.volatile.messages import Arrived, Connect, Connected, Look, Mail, Pause, Ready
+from transport.volatile.messages import Arrived, AskReady, Connect, Connected, Look, Mail, Pause, Ready
 from transport.volatile.register import POLL_S, Register
 from transport.volatile.report import MemberReport
 from transport.volatile.succession import Succession
@@ -57,6 +58,7 @@ class Control:
         self.member = member
         self.changed = threading.Condition()
         self.shelf = Shelf()
+        self.hand_over = HandOver(member)
         self.state: State
         self.group: Group | None = None
         self.failure: HiveError | None = None
@@ -151,9 +153,17 @@ class Control:
             before.close()
         return self._some
 
-    def somebody_learns(self) -> bool:
-        """Whether there are learners, or some who are about to be."""
-        return bool(self.view.joining) or self._first.expects_somebody
+    def needed_by(self) -> list[str]:
+        """Who needs what nobody else will have once this member has left, as it is about to."""
+        if self.is_over():
+            return []
+        with self.changed:
+            state = self.state
+            found = self.hand_over.needed_by(state, expects_somebody=self._first.expects_somebody)
+        if found:
+            for one in self.hand_over.in_doubt(state):
+                self.links.mail(one, AskReady())
+        return found
 
     def wait_between_steps(self, *, idle: bool) -> None:
         """The caller waits for others (`idle`), or goes on: a change of the view need not wait for a step then."""
@@ -300,7 +310,10 @@ class Control:
                 case Arrived(epoch, step, quorum) if epoch == self.view.epoch:
                     self._first.arrived(sender, step, quorum)
                 case Ready(step, digest):
+                    self.hand_over.holds(sender, step)
                     self._first.learnt(sender, step, digest)
+                case AskReady():
+                    self.links.mail(sender, Ready(self.state.committed, self.state.digest))
                 case Pause(reason):
                     self._first.asked_to_pause(sender, reason)
                 case _:

@@ -140,6 +140,7 @@ class Follower:
         given = ", ".join(f"{one} {count}" for one, count in sorted(fetch.given.items()))
         _log.info("the state after step %d is here; pieces by %s", what.step, given or "nobody: it is empty")
         self._set_state(bytes(fetch.data))
+        self._control.shelf.clear(what.step)
         self._control.apply(commit.learned, what.step, what.digest)
         return None
 
@@ -152,7 +153,7 @@ class Follower:
             self._forget("it cannot follow" if self._apply_result is None else "the results it needs are not kept")
             return True
         self._apply_result(found.what.step, found.tensors())
-        self._followed(found.what)
+        self._followed(found)
         reason = pace.followed(found.what.head - found.what.step)
         if reason:
             self._control.tell_first(Pause(reason))
@@ -195,7 +196,7 @@ class Follower:
                     break
                 raise TimedOutError(f"following step {step}", timeout_s=timeout_s)
             chosen = commit.announced(state, step)
-            found = self._fetch_result(step, chosen.members if chosen else view.workers[:HOLDERS_MAX])
+            found = self._fetch_result(step, chosen.members if chosen else view.workers)
             if last is not None and not isinstance(found, Fetch):
                 break
             if isinstance(found, Absent):
@@ -203,7 +204,7 @@ class Follower:
             if found is None:
                 self._say_ready(state)
                 continue
-            if not self._followed(found.what):
+            if not self._followed(found):
                 continue
             if last is not None and self._apply_result is not None:
                 self._apply_result(last.what.step, last.tensors())
@@ -238,13 +239,16 @@ class Follower:
         done = fetch.run([one for one in holders if one.member in same], stop=self._control.is_over)
         return fetch if done else None
 
-    def _followed(self, what: Manifest) -> bool:
-        """Count a result that was fetched as committed here, if it is the one that follows."""
-        control = self._control
+    def _followed(self, found: Fetch) -> bool:
+        """Count a result that was fetched as committed here, if it is the one that follows, and hold it for others."""
+        control, what = self._control, found.what
         with control.changed:
             control.raise_failure()
             if commit.chained(control.state.digest, what.result) != what.digest:
                 reason = f"the others' result of step {what.step} does not follow from what this member holds"
                 raise PeerError("the group", reason)
             actions = control.apply(commit.followed, what.step, what.result)
-            return any(isinstance(one, Commit) for one in actions)
+        if not any(isinstance(one, Commit) for one in actions):
+            return False
+        control.shelf.put_result(what, found.tensors())
+        return True

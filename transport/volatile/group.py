@@ -38,8 +38,9 @@ from transport.volatile import commit, departure
 from transport.volatile.commit import Commit, Differ, Phase, Prepared
 from transport.volatile.control import Control
 from transport.volatile.following import ApplyResult, Follower
+from transport.volatile.hand_over import ASK_S, STAY_S
 from transport.volatile.messages import Arrived
-from transport.volatile.register import POLL_S, Register
+from transport.volatile.register import Register
 from transport.volatile.transfer import (
     digest_of,
     piece_digests,
@@ -53,8 +54,6 @@ _log = logging.getLogger("transport.volatile")
 
 JOIN_S = 300.0
 """A step of the others may take minutes, and a newcomer is let in after one."""
-HAND_OVER_S = 10.0
-"""The last worker stays so long for who is learning: without it, what was trained would be lost."""
 LEAVE_S = 1.0
 ARRIVE_AGAIN_S = 1.0
 """A worker says again that its part is ready: the first one may have changed."""
@@ -241,6 +240,7 @@ class VolatileGroup:
             one.write_back()
         if met.contributed:
             self._follower.keep(met.step, met.members, view, views, late=quorum > 0)
+        self._control.hand_over.committed(met.members)
         return met
 
     def aside(self, run: Callable[[Group, View], T], *, timeout_s: float = 300.0) -> T | None:
@@ -275,14 +275,18 @@ class VolatileGroup:
     def leave(self) -> None:
         """Tell the others that this process goes, and close: within a second they go on.
 
-        The last one that works stays for who is learning, `HAND_OVER_S` at most: call this between two steps.
+        Call it between two steps. Where somebody learns, or was late for the last step, and nobody else will have what
+        that one needs, this member stays for it, `STAY_S` at most.
         """
-        give_up_s = time.monotonic() + HAND_OVER_S
+        give_up_s, said = time.monotonic() + STAY_S, False
         try:
-            while time.monotonic() < give_up_s and self._is_needed():
+            while time.monotonic() < give_up_s and (needed_by := self._control.needed_by()):
+                if not said:
+                    _log.info("%s stays for %s, %.0f s at most", self.member, ", ".join(needed_by), STAY_S)
+                said = True
                 self._control.wait_between_steps(idle=True)
                 self._follower.give_state()
-                time.sleep(POLL_S)
+                time.sleep(ASK_S)
         finally:
             self._go()
 
@@ -329,11 +333,6 @@ class VolatileGroup:
             self.leave()
         else:
             self._go()
-
-    def _is_needed(self) -> bool:
-        control = self._control
-        alone = control.view.workers == (self.member,) and not control.is_over()
-        return alone and control.state.phase is not Phase.OUT and control.somebody_learns()
 
     def _go(self) -> None:
         with contextlib.suppress(HiveError):

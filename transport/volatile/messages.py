@@ -47,10 +47,18 @@ class Arrived:
 
 @dataclass(frozen=True)
 class Ready:
-    """To the first worker: the sender, who learns, holds everything up to `step`; `digest` is of all results."""
+    """The sender holds everything up to `step`; `digest` is of all results.
+
+    To the first worker from who learns, and to who asks.
+    """
 
     step: int
     digest: bytes
+
+
+@dataclass(frozen=True)
+class AskReady:
+    """Answer with `Ready`: the sender is about to leave, and stays for whom it has to."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +81,7 @@ class Ask:
     tag: int
 
 
-Mail = Look | Connect | Connected | Arrived | Ready | Pause | Ask | Contributors | Frozen
+Mail = Look | Connect | Connected | Arrived | Ready | Pause | Ask | Contributors | Frozen | AskReady
 
 REASON_CHARS_MAX = 200
 
@@ -100,6 +108,8 @@ def encode(message: Mail) -> bytes:
         case Frozen(epoch, committed, digest, prepared, members, lost, wish):
             fields = [8, epoch, committed, digest, prepared, _pairs(members), _pairs(lost)]
             fields += [_pairs(wish.joining), _pairs(wish.ready), wish.asked, wish.mesh, wish.pause]
+        case AskReady():
+            fields = [9]
     return cbor.encode_map(dict(enumerate(fields)))
 
 
@@ -139,6 +149,8 @@ def _decode(held: list[Any]) -> Mail:
             wish = Wish(frozenset(_members(joining)), frozenset(_members(ready)), asked, mesh, pause)
             contributors = tuple(_members(members))
             return Frozen(epoch, committed, digest, prepared, contributors, frozenset(_members(lost)), wish)
+        case [9]:
+            return AskReady()
     raise ValueError("an unknown kind, or its fields are not what they should be")
 
 

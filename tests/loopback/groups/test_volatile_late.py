@@ -27,6 +27,14 @@ def test_a_late_part_is_left_out_and_its_member_takes_the_result(start: Callable
     agree(*members)
 
 
+def catch_up(late: Worker, step: int) -> None:
+    """In one call, or more where the view changes meanwhile."""
+    while late.step < step:
+        before = late.step
+        late.allow()
+        until(lambda: late.step > before)  # noqa: B023 - called at once
+
+
 @pytest.mark.parametrize("missed", [1, 2, 3])
 def test_who_was_late_applies_results_of_other_fragments_than_its_own(
     start: Callable[..., Worker], missed: int
@@ -37,10 +45,7 @@ def test_who_was_late_applies_results_of_other_fragments_than_its_own(
     for one in members[:2]:
         one.allow(missed)
     until(lambda: all(one.step == 9 + missed for one in members[:2]))
-    while late.step < 9 + missed:  # one call, or more where the view changes meanwhile
-        before = late.step
-        late.allow(1)
-        until(lambda: late.step > before)  # noqa: B023 - called at once
+    catch_up(late, 9 + missed)
     assert not late.met[-1].contributed
     assert np.array_equal(late.weights, members[0].weights)
     agree(*members)
@@ -66,3 +71,60 @@ def test_who_is_always_late_learns_until_it_has_caught_up(start: Callable[..., W
         one.allow(1)
     until(lambda: min(one.step for one in members) >= 17 or members[2].step >= 16)
     agree(*members)
+
+
+def test_who_was_late_in_the_last_step_ends_with_what_the_others_have(start: Callable[..., Worker]) -> None:
+    members = trio(start, MemoryStore(), quorum=2)
+    late = members[2]
+    step_together(members, 8)
+    for one in members[:2]:
+        one.allow()
+    until(lambda: all(one.step == 10 for one in members[:2]))
+    for one in members[:2]:
+        one.end()
+    assert members[1].wait() is None  # one of them stays
+    late.allow()
+    until(lambda: late.step == 10)
+    late.end()
+    assert [one.wait() for one in members] == [None] * 3
+    assert not late.met[-1].contributed
+    assert np.array_equal(late.weights, members[0].weights)
+
+
+def test_who_is_always_late_ends_with_what_the_others_have(start: Callable[..., Worker]) -> None:
+    members = trio(start, MemoryStore(), quorum=2)
+    late = members[2]
+    step_together(members, 8)
+    for one in members[:2]:
+        one.allow(5)
+    until(lambda: all(one.step == 14 for one in members[:2]))
+    until(lambda: works(members[0], "a", "b"))  # the late one learns
+    for one in members[:2]:
+        one.end()
+    assert members[1].wait() is None
+    catch_up(late, 14)
+    late.end()
+    assert [one.wait() for one in members] == [None] * 3
+    assert np.array_equal(late.weights, members[0].weights)
+
+
+def test_who_was_late_gets_the_result_of_another_that_was_once_those_who_made_it_are_gone(
+    start: Callable[..., Worker],
+) -> None:
+    store = MemoryStore()
+    members = [start(name, store, members_min=5, quorum=3) for name in "abcde"]
+    step_together(members, 9)
+    makers, follower, late = members[:3], members[3], members[4]
+    for one in members:
+        assert one.group is not None
+        one.group.members_min = 1
+    for one in makers:
+        one.allow()
+    until(lambda: all(one.step == 10 for one in makers))
+    follower.allow()
+    until(lambda: follower.step == 10)
+    for one in makers:
+        one.kill()
+    late.allow()
+    until(lambda: late.step == 10)
+    assert np.array_equal(late.weights, makers[0].weights)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from volatile_workers import SECRET, Worker, agree, trio, until, works
+from volatile_workers import SECRET, Worker, agree, step_together, trio, until, works
 
 from hive_qos.errors import EvictedError
 from transport.settings import Settings
@@ -112,3 +112,17 @@ def test_the_last_that_works_stays_for_who_is_learning(start: Callable[..., Work
     until(lambda: works(second, "a", "b") or works(second, "b"))
     assert first.wait() is None
     assert np.array_equal(first.weights, second.weights)
+
+
+def test_one_of_those_who_leave_together_stays_for_who_is_learning(start: Callable[..., Worker]) -> None:
+    store = MemoryStore()
+    members = [start(name, store, members_min=2) for name in "ab"]
+    step_together(members, 2)
+    learner = start("c", store)
+    while not all(one.group is not None and one.group.view.joining for one in members):
+        step_together(members, 1)  # it is let in after one
+    for one in members:
+        one.end()
+    until(lambda: works(learner, "a", "c") or works(learner, "c"))
+    assert [one.wait() for one in members] == [None] * 2
+    assert np.array_equal(members[0].weights, learner.weights)

@@ -8,7 +8,19 @@ from hypothesis import strategies as st
 
 from hive_qos.errors import PeerError
 from transport.volatile.commit import Contributors, Frozen, Wish
-from transport.volatile.messages import Arrived, Ask, Connect, Connected, Look, Mail, Pause, Ready, decode, encode
+from transport.volatile.messages import (
+    Arrived,
+    Ask,
+    AskReady,
+    Connect,
+    Connected,
+    Look,
+    Mail,
+    Pause,
+    Ready,
+    decode,
+    encode,
+)
 from transport.volatile.view import DIGEST_BYTES, Member
 
 A, B = Member("a", 1), Member("b", 2**61)
@@ -24,6 +36,7 @@ WISH = Wish(frozenset({A}), frozenset({B}), 3, 4, pause=True)
         Connected(3),
         Arrived(1, 2, 3),
         Ready(4, DIGEST),
+        AskReady(),
         Pause("too slow"),
         Ask(-1, None, 7),
         Ask(5, 0, 8),
