@@ -157,7 +157,13 @@ class Algorithm:
         """Whether this member's part is in a step's result."""
         return self._group.member in committed.members
 
-    def _state_bytes(self) -> bytes:
+    def _is_applying(self) -> bool:
+        """Whether a thread of the algorithm may be about to apply a committed step; False in that thread itself."""
+        return False
+
+    def _state_bytes(self) -> bytes | None:
+        if self._is_applying():
+            return None
         file = io.BytesIO()
         torch.save(self._shared_state(), file)
         return file.getvalue()

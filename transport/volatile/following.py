@@ -58,7 +58,7 @@ class Follower:
         self,
         control: Control,
         *,
-        get_state: Callable[[], bytes],
+        get_state: Callable[[], bytes | None],
         set_state: Callable[[bytes], None],
         apply_result: ApplyResult | None,
         state_bytes_max: int,
@@ -78,8 +78,9 @@ class Follower:
     def give_state(self) -> None:
         """Put the state on the shelf, if this member is asked for it."""
         if self.is_asked_for_state():
-            state = self._control.state
-            self._control.shelf.put_state(state.committed, state.digest, bytes(self._get_state()))
+            state, data = self._control.state, self._get_state()
+            if data is not None and self._control.state.committed == state.committed:
+                self._control.shelf.put_state(state.committed, state.digest, bytes(data))
 
     def keep(
         self, step: int, members: tuple[Member, ...], view: View, views: Sequence[TensorView], *, late: bool

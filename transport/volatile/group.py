@@ -88,6 +88,7 @@ class VolatileGroup:
         register: of the job, the same for all.
         name: of this process, unique in the job.
         get_state: returns the state after `group.step`, as bytes, the same on all members: called where somebody joins.
+            None where another thread of the caller's is still to apply a step: it is called again soon.
         set_state: takes such bytes: called before this returns, unless this is the first member.
         apply_result: takes a step's number and the bytes of each of its reduced tensors, and does what the caller does
             after `all_reduce`. With it this member joins while the others go on; without it they wait.
@@ -108,7 +109,7 @@ class VolatileGroup:
         register: Register,
         *,
         name: str,
-        get_state: Callable[[], bytes],
+        get_state: Callable[[], bytes | None],
         set_state: Callable[[bytes], None],
         apply_result: ApplyResult | None = None,
         members_min: int = 1,

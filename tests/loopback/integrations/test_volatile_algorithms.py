@@ -245,3 +245,33 @@ def test_with_a_quorum_members_go_on_without_a_late_one_which_takes_what_it_miss
     assert len(everybody) > 4
     assert max(seen[2]) - min(seen[2]) >= len(seen[2])  # it has missed some
     assert all(seen[0][number] == seen[2][number] for number in everybody)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda network: StreamingDiLoCo(network.parameters(), every=2, fragments=1, overlap=1),
+        lambda network: AsyncDiLoCo(network.parameters(), every=2, fragments=1),
+    ],
+    ids=["StreamingDiLoCo", "AsyncDiLoCo"],
+)
+def test_who_joins_gets_no_state_in_which_a_committed_step_is_missing(
+    make: Callable[[torch.nn.Module], Algorithm],
+) -> None:
+    network = model()
+    algorithm, inner, began, go_on = make(network), sgd(network), threading.Event(), threading.Event()
+    apply = algorithm._apply
+
+    def slowly(result: Any) -> None:
+        began.set()
+        assert go_on.wait(60.0)
+        apply(result)
+
+    algorithm._apply = slowly  # type: ignore[method-assign]
+    with algorithm.join(register(), name="member", settings=SETTINGS) as group:
+        wait_until(lambda: began.is_set() or step_once(network, inner, algorithm))
+        assert group.step == 1
+        assert algorithm._state_bytes() is None  # as where this member stays for who learns
+        go_on.set()
+        if isinstance(algorithm, StreamingDiLoCo):
+            wait_until(algorithm._state_bytes)
