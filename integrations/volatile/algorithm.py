@@ -26,7 +26,7 @@ from hive_qos.errors import MisuseError, PeerError
 from integrations.volatile.fragments import cut, trainable
 from integrations.volatile.outer import nesterov
 from transport.settings import Settings
-from transport.volatile.group import JOIN_S, Committed, VolatileGroup
+from transport.volatile.group import EVERYBODY, JOIN_S, Committed, VolatileGroup
 from transport.volatile.register import Register
 
 
@@ -39,7 +39,10 @@ class Algorithm:
     Attributes:
         parameters: those of them that are trained.
         last: the last step of the group that this member took part in; None before the first.
+        quorum: of its steps, as of `VolatileGroup.all_reduce`; 0 waits for all.
     """
+
+    quorum = 0
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         self.parameters = trainable(parameters, user=type(self).__name__)
@@ -152,6 +155,10 @@ class Algorithm:
     def _require_apart(self) -> None:
         if self._joined is not None:
             raise MisuseError("load a state before you join: inside, all members have the same")
+
+    def _quorum(self, *, with_all: bool) -> int:
+        """Of a step of an algorithm with `quorum`; `with_all` where it is to wait for all whatever that is."""
+        return EVERYBODY if with_all and self.quorum else self.quorum
 
     def _counted(self, committed: Committed) -> bool:
         """Whether this member's part is in a step's result."""

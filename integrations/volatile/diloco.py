@@ -42,12 +42,12 @@ class DiLoCo(GlobalAlgorithm):
         if self._inner % self.every == 0:
             self.meet()
 
-    def meet(self) -> Committed:
-        """Average the parameters now, and let the outer optimiser step."""
+    def meet(self, *, with_all: bool = False) -> Committed:
+        """Average the parameters now, and let the outer optimiser step; `with_all` waits for late ones, too."""
         fragment, began = self._fragments[0], self._global[0]
         # What 16-bit parameters cannot hold of the global ones is nobody's change.
         mean = fragment.read() + (began - fragment.rounded(began))
-        self.last = self._group.all_reduce(mean, quorum=self.quorum)
+        self.last = self._group.all_reduce(mean, quorum=self._quorum(with_all=with_all))
         if not self.last.applied:
             self._apply([mean])
         self._receive(0, keep=False)
@@ -60,7 +60,7 @@ class DiLoCo(GlobalAlgorithm):
     def finish(self) -> None:
         """A last meeting, of what was learned since the one before; a second one at once would be momentum alone."""
         if self._inner % self.every:
-            self.meet()
+            self.meet(with_all=True)
 
 
 class LocalSGD(DiLoCo):

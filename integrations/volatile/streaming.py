@@ -100,17 +100,17 @@ class StreamingDiLoCo(GlobalAlgorithm):
         if self._flight is not None:
             self._arrive(self.alpha)
         for _ in self._fragments:
-            self._send(0)
+            self._send(0, with_all=True)
             self._arrive(0.0)
         self._write_global()
 
-    def _send(self, overlap: int) -> None:
-        group, place = self._group, self._place
+    def _send(self, overlap: int, *, with_all: bool = False) -> None:
+        group, place, quorum = self._group, self._place, self._quorum(with_all=with_all)
         fragment = self._fragments[place]
         gradient = fragment.rounded(self._held[place]) - fragment.read()
 
         def exchange() -> Committed:
-            committed = group.all_reduce(gradient, quorum=self.quorum, compression=self.compression, feedback=place)
+            committed = group.all_reduce(gradient, quorum=quorum, compression=self.compression, feedback=place)
             if not committed.applied:
                 self._apply([gradient])
             return committed

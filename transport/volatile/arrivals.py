@@ -87,17 +87,19 @@ class Deadlines:
     def __init__(self) -> None:
         self._arrivals = Arrivals()
         self._chosen: OrderedDict[int, Contributors] = OrderedDict()
-        self._quorum = 0
+        self._quorum: dict[int, int] = {}
 
     def forget(self) -> None:
         """The view changes."""
         self._arrivals.forget()
         self._chosen.clear()
+        self._quorum.clear()
 
     def arrived(self, member: Member, step: int, quorum: int, now_s: float) -> None:
         """The part of `member` for `step` is ready, which needs `quorum` contributors at least."""
-        self._quorum = quorum
         self._arrivals.arrived(member, step, now_s)
+        self._quorum[step] = max(quorum, self._quorum.get(step, 0))
+        self._quorum = {one: self._quorum[one] for one in self._arrivals.steps() if one in self._quorum}
 
     def chosen(self, step: int) -> Contributors | None:
         """What was said of `step`, where that is still known."""
@@ -105,12 +107,13 @@ class Deadlines:
 
     def due_s(self, view: View, committed: int, *, rtt_s: float) -> dict[int, float]:
         """The steps after `committed` that are open, and when the contributors of each are known."""
-        if not self._quorum:
-            return {}
         workers = view.workers
-        least = min(max(self._quorum, len(workers) // 2 + 1), len(workers))
+
+        def least(step: int) -> int:
+            return min(max(self._quorum[step], len(workers) // 2 + 1), len(workers))
+
         return {
-            step: self._arrivals.due_s(step, workers, least, rtt_s=rtt_s)
+            step: self._arrivals.due_s(step, workers, least(step), rtt_s=rtt_s)
             for step in self._arrivals.steps()
             if step not in self._chosen and step > committed
         }
@@ -123,7 +126,7 @@ class Deadlines:
         """
         some = self._arrivals.take(step, view.workers)
         late = self._arrivals.always_late() - learning
-        return some, late if len(view.workers) - len(late) >= self._quorum else frozenset()
+        return some, late if len(view.workers) - len(late) >= self._quorum[step] else frozenset()
 
     def chose(self, message: Contributors) -> None:
         """That was said of a step."""

@@ -45,13 +45,15 @@ from transport.volatile.transfer import (
     digest_of,
     piece_digests,
 )
-from transport.volatile.view import DIGEST_BYTES, NAME_BYTES_MAX, Member, View
+from transport.volatile.view import DIGEST_BYTES, MEMBERS_MAX, NAME_BYTES_MAX, Member, View
 from transport.work import Work
 
 T = TypeVar("T")
 
 _log = logging.getLogger("transport.volatile")
 
+EVERYBODY = MEMBERS_MAX
+"""As a quorum: this step waits for all."""
 JOIN_S = 300.0
 """A step of the others may take minutes, and a newcomer is let in after one."""
 LEAVE_S = 1.0
@@ -172,9 +174,9 @@ class VolatileGroup:
         (`Committed.applied`).
 
         Args:
-            quorum: the same on all members. With that many parts, and more than half of all, a step does not wait for
-                one that is later than the last arrivals let expect; 0 waits for all. Who is late three times in a row
-                is not waited for any more until it has caught up.
+            quorum: with that many parts, and more than half of all, a step does not wait for one that is later than the
+                last arrivals let expect. Who is late three times in a row is not waited for any more until it has
+                caught up. 0 on all members waits for all, and so does `EVERYBODY` of one where others have a quorum.
             finite: refuse to send NaN or infinity.
             compression, feedback: as of `Group.allreduce`. What is left out is kept for as long as the view is.
 

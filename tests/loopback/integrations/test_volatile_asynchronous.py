@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import torch
 from patience import wait_until
@@ -42,3 +43,40 @@ def test_an_async_member_that_is_stuck_in_a_step_keeps_nobody_from_training_or_m
     assert torch.equal(ends[0], ends[1])
     assert torch.equal(flat(networks[0]), flat(networks[1]))
     assert not torch.equal(ends[0], flat(model()))
+
+
+def test_what_comes_too_late_for_an_async_merge_is_in_a_later_one() -> None:
+    size, where = 3, register()
+    parameters = [torch.nn.Parameter(torch.zeros(10)) for _ in range(size)]
+    algorithms = [
+        AsyncDiLoCo(
+            [one], every=1, fragments=1, embeddings=[one], outer_rate=1.0, outer_momentum=0.0, compression="", quorum=2
+        )
+        for one in parameters
+    ]
+    missed, ended = threading.Event(), threading.Barrier(size)
+
+    def run(rank: int) -> None:
+        algorithm, parameter = algorithms[rank], parameters[rank]
+        contribution, late = algorithm._contribution, []
+
+        def slowly(*arguments: object) -> object:
+            """The last member's parts come late, until it was left out."""
+            if rank == size - 1 and not missed.is_set() and algorithm._rounds > 40:
+                time.sleep(0.3)
+                late.append(algorithm._rounds)
+            return contribution(*arguments)  # type: ignore[arg-type]
+
+        algorithm._contribution = slowly  # type: ignore[method-assign, assignment]
+        with algorithm.join(where, name=f"member-{rank}", members_min=size, settings=SETTINGS):
+            while not missed.is_set():
+                with algorithm.step(), torch.no_grad():
+                    parameter.add_(1.0)
+                time.sleep(0.005)
+                if late and algorithm.last is not None and not algorithm.last.contributed:
+                    missed.set()
+            algorithm.finish()
+            ended.wait(60.0)
+
+    in_threads(size, run)
+    assert all(torch.equal(one, parameters[0]) for one in parameters)
