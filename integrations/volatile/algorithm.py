@@ -18,6 +18,7 @@ import contextlib
 import io
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -49,6 +50,7 @@ class Algorithm:
         self._gradient_bytes = sum(one.numel() * one.element_size() for one in self.parameters)
         self._inner = 0
         self._joined: VolatileGroup | None = None
+        self._trains = 0  # the thread that has joined
         self.last: Committed | None = None
 
     @contextlib.contextmanager
@@ -76,7 +78,7 @@ class Algorithm:
                 settings=settings,
                 join_timeout_s=join_timeout_s,
             ) as group:
-                self._joined, self._inner = group, 0
+                self._joined, self._inner, self._trains = group, 0, threading.get_ident()
                 self._begin()
                 yield group
         finally:
@@ -164,13 +166,14 @@ class Algorithm:
         """Whether this member's part is in a step's result."""
         return self._group.member in committed.members
 
-    def _is_applying(self) -> bool:
-        """Whether a thread of the algorithm may be about to apply a committed step; False in that thread itself."""
-        return False
+    def _under_way(self) -> Future[Any] | None:
+        """What a thread of the algorithm makes steps of the group in, and applies them; None without one."""
+        return None
 
     def _state_bytes(self) -> bytes | None:
-        if self._is_applying():
-            return None
+        under_way = self._under_way()
+        if under_way is not None and not under_way.done() and threading.get_ident() == self._trains:
+            return None  # that thread may be about to apply a step; it gives the state itself between two
         file = io.BytesIO()
         torch.save(self._shared_state(), file)
         return file.getvalue()

@@ -90,7 +90,6 @@ class AsyncDiLoCo(GlobalAlgorithm):
         self._averaged = set(embeddings)
         self._thread: ThreadPoolExecutor | None = None
         self._merging: Future[None] | None = None
-        self._trains = 0
         self._reset()
 
     def _reset(self) -> None:
@@ -110,7 +109,6 @@ class AsyncDiLoCo(GlobalAlgorithm):
     def _begin(self) -> None:
         super()._begin()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hive-merges")
-        self._trains = threading.get_ident()
         self._start_merging()
 
     def _start_merging(self) -> None:
@@ -128,9 +126,8 @@ class AsyncDiLoCo(GlobalAlgorithm):
                 self._take(place, merged)
         self._thread = self._merging = None
 
-    def _is_applying(self) -> bool:
-        merging = self._merging
-        return merging is not None and not merging.done() and threading.get_ident() == self._trains
+    def _under_way(self) -> Future[None] | None:
+        return self._merging
 
     def _after(self, tokens: int) -> None:
         if self._merging is None:

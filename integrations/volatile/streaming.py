@@ -8,7 +8,6 @@ stops for all of it at once. One fragment is under way at a time.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -68,12 +67,10 @@ class StreamingDiLoCo(GlobalAlgorithm):
         self.overlap, self.alpha, self.compression, self.quorum = overlap, alpha, compression, quorum
         self._flight: _Flight | None = None
         self._thread: ThreadPoolExecutor | None = None
-        self._trains = 0
 
     def _begin(self) -> None:
         super()._begin()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hive-fragments")
-        self._trains = threading.get_ident()
 
     def _end(self) -> None:
         """What is still under way is given up, unless it was merged already: the others go on without it."""
@@ -83,9 +80,9 @@ class StreamingDiLoCo(GlobalAlgorithm):
             self._arrive(self.alpha)  # else what is in it would count again in the next group
         self._thread = self._flight = None
 
-    def _is_applying(self) -> bool:
-        flight = self._flight
-        return flight is not None and not flight.ended.done() and threading.get_ident() == self._trains
+    def _under_way(self) -> Future[Committed] | None:
+        flight = self._flight  # the thread that trains may receive it meanwhile
+        return None if flight is None else flight.ended
 
     def _after(self, tokens: int) -> None:
         if self._flight is not None and self._inner >= self._flight.due:

@@ -17,6 +17,7 @@ STAY_S = 60.0
 HEAR_S = 0.5
 """Others that leave in this moment have said so by then: more than a bad round trip."""
 ASK_S = 0.1
+"""How often it looks, and asks those of whom it does not know."""
 
 
 class HandOver:

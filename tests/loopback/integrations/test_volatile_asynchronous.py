@@ -72,7 +72,7 @@ def test_what_comes_too_late_for_an_async_merge_is_in_a_later_one() -> None:
             while not missed.is_set():
                 with algorithm.step(), torch.no_grad():
                     parameter.add_(1.0)
-                time.sleep(0.005)
+                time.sleep(0.005)  # or training would leave the merges' threads little of the interpreter
                 if late and algorithm.last is not None and not algorithm.last.contributed:
                     missed.set()
             algorithm.finish()
@@ -80,3 +80,4 @@ def test_what_comes_too_late_for_an_async_merge_is_in_a_later_one() -> None:
 
     in_threads(size, run)
     assert all(torch.equal(one, parameters[0]) for one in parameters)
+    assert not any(any(one._steps) for one in algorithms)  # all that was learned is merged
