@@ -32,12 +32,15 @@ class RemoteAbort:
     disagrees: bool = False
 
 
-def error_of(abort: RemoteAbort, *, ranks: tuple[int, ...], peers: Mapping[int, Peer]) -> HiveError:
+def error_of(
+    abort: RemoteAbort, *, ranks: tuple[int, ...], peers: Mapping[int, Peer], waits_for: str = ""
+) -> HiveError:
     """What this rank raises when another one has given up. The error names ranks of the group.
 
     Args:
         ranks: the group's members as ranks of the endpoint.
         peers: of the endpoint, by rank.
+        waits_for: whom this rank waits for, in words: the other one may have given up waiting for this rank.
     """
     index = ranks.index(abort.rank) if abort.rank in ranks else abort.rank
     lost = None if abort.lost not in ranks else peers.get(abort.lost)
@@ -48,7 +51,8 @@ def error_of(abort: RemoteAbort, *, ranks: tuple[int, ...], peers: Mapping[int, 
         return ConnectionLostError(lost.name, abort.reason, rank=ranks.index(lost.rank))
     if abort.disagrees:
         return PeerError(f"rank {index}", abort.reason)
-    return CancelledError(f"rank {index} gave up: {abort.reason}")
+    waiting = f"; this rank waited for {waits_for}" if waits_for else ""
+    return CancelledError(f"rank {index} gave up: {abort.reason}{waiting}")
 
 
 def abort_message(key: Key, ranks: tuple[int, ...], error: HiveError, *, disagrees: bool) -> dict[str, object]:

@@ -168,18 +168,22 @@ class Executor(abc.ABC):
         if self._refusal is not None:
             self.fail(self._refusal)
             return
-        ranks = ", ".join(str(rank) for rank in sorted(self._waiting_for()))
-        waiting = [f"rank {ranks}"] if ranks else []
-        if self.call.partial is not None and not self.call.partial.is_whole:
-            waiting.append("this rank's own tensor, which has not come from its device")
         self.fail(
             TimedOutError(
-                f"{self.work.what}, waiting for {' and '.join(waiting) or 'nobody'}",
+                f"{self.work.what}, waiting for {self.waits_for() or 'nobody'}",
                 timeout_s=self._timeout_s,
                 bytes_done=self.work.bytes_done,
                 bytes_total=self.work.bytes_total,
             )
         )
+
+    def waits_for(self) -> str:
+        """Ranks of the group, in words; "" where it is nobody."""
+        ranks = ", ".join(str(rank) for rank in sorted(self._waiting_for()))
+        waiting = [f"rank {ranks}"] if ranks else []
+        if self.call.partial is not None and not self.call.partial.is_whole:
+            waiting.append("this rank's own tensor, which has not come from its device")
+        return " and ".join(waiting)
 
     def awaited(self) -> Mapping[int, Heard]:
         """By rank of the endpoint: whom this one waits for, and what it says to that rank."""

@@ -310,7 +310,7 @@ class InFlight:
             return
         if task is not None and group is not None:
             # Whoever lost a rank does not tell that one, so we do.
-            task.fail(self._error_of(given_up, group), remote=not given_up.answers)
+            task.fail(self._error_of(given_up, group, task.waits_for()), remote=not given_up.answers)
         elif self._not_begun(key):
             _remember(self._given_up, key, given_up)
         elif group is not None and given_up.disagrees and key in self._done:
@@ -394,8 +394,8 @@ class InFlight:
             or any(rank != self._endpoint.rank and self._endpoint.peers.error(rank) is not None for rank in ranks)
         )
 
-    def _error_of(self, given_up: RemoteAbort, group: Membership) -> HiveError:
-        return error_of(given_up, ranks=group.ranks, peers=self._endpoint.peers.peers)
+    def _error_of(self, given_up: RemoteAbort, group: Membership, waits_for: str = "") -> HiveError:
+        return error_of(given_up, ranks=group.ranks, peers=self._endpoint.peers.peers, waits_for=waits_for)
 
     def _tell_others(self, key: Key, ranks: tuple[int, ...], error: HiveError, *, disagrees: bool = False) -> None:
         message = abort_message(key, ranks, error, disagrees=disagrees)

@@ -423,10 +423,11 @@ class PeerTable:
         return None if known is None else known[0]
 
     def address(self, rank: int) -> str:
-        """Where gradients to a rank go."""
+        """Where gradients to a rank go. From any thread: the connection may end meanwhile."""
         peer = self.peers[rank]
         route = self.route(rank, bulk=False)
-        return peer.locations[0].address if route is None else peer.compute.connections[route].address
+        connection = None if route is None else peer.compute.connections.get(route)
+        return peer.locations[0].address if connection is None else connection.address
 
     def missing(self) -> list[int]:
         """Ranks that have never been connected."""

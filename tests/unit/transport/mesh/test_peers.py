@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from transport.mesh.paths import Location, Path
@@ -72,6 +76,31 @@ def test_of_two_connections_both_sides_send_over_the_one_that_the_smaller_rank_d
     small.down(2, reason="x", now_s=101.0)
     assert small.route(1, bulk=False) == 1
     assert small.peers[1].phase is Phase.UP
+
+
+def test_a_caller_may_ask_where_a_peer_is_while_its_connections_come_and_go():
+    """What a collective will send is announced in its caller's thread, and who reconnects meanwhile does not end it."""
+    peers, over, found = table(0, size=2), threading.Event(), set()
+
+    def ask() -> None:
+        while not over.is_set():
+            found.add(peers.address(1))
+
+    switch_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            asking = pool.submit(ask)
+            try:
+                for connection in range(1, 20_000):
+                    up(peers, 1, connection, dialled=True)
+                    peers.down(connection, reason="x", now_s=101.0)
+            finally:
+                over.set()
+            asking.result(30)
+    finally:
+        sys.setswitchinterval(switch_s)
+    assert found == {"10.0.0.1"}
 
 
 def test_a_lost_connection_is_dialled_again_at_once_and_the_peer_is_dead_when_it_does_not_come_back():
