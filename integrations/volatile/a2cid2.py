@@ -29,7 +29,7 @@ from integrations.volatile.algorithm import Algorithm
 from integrations.volatile.fragments import Fragment
 from transport.group import Group
 from transport.volatile.group import VolatileGroup
-from transport.volatile.view import View
+from transport.volatile.protocol.view import View
 
 
 class A2CiD2(Algorithm):

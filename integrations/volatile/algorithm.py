@@ -28,7 +28,7 @@ from integrations.volatile.fragments import cut, trainable
 from integrations.volatile.outer import nesterov
 from transport.settings import Settings
 from transport.volatile.group import EVERYBODY, JOIN_S, Committed, VolatileGroup
-from transport.volatile.register import Register
+from transport.volatile.register.register import Register
 
 
 class Algorithm:

@@ -22,7 +22,7 @@ from hive_qos.errors import MisuseError
 from integrations.volatile.algorithm import Algorithm
 from integrations.volatile.partial_mean import PartialMean
 from transport.volatile.group import VolatileGroup
-from transport.volatile.register import Register
+from transport.volatile.register.register import Register
 
 
 class Site:

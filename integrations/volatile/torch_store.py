@@ -9,13 +9,13 @@ from torch._C._distributed_c10d import Store
 
 from hive_qos.errors import RegisterLostError
 from transport.settings import Settings
-from transport.volatile.register import Register
+from transport.volatile.register.register import Register
 
 T = TypeVar("T")
 
 
 class TorchStore:
-    """`transport.volatile.register.Store` over a torch store.
+    """`transport.volatile.register.register.Store` over a torch store.
 
     `TCPStore` serves members of several hosts. It lives in one process: where that ends, nobody can change the view
     any more, and the members say so. Start it apart from them, as `torchrun` does.

@@ -29,9 +29,9 @@ from transport.group import Group
 from transport.settings import Settings, split_address
 from transport.volatile import group as volatile
 from transport.volatile.following import Follower
-from transport.volatile.register import MemoryStore, Register, Store
-from transport.volatile.succession import Succession
-from transport.volatile.transfer import Fetch
+from transport.volatile.membership.succession import Succession
+from transport.volatile.register.register import MemoryStore, Register, Store
+from transport.volatile.transfer.fetch import Fetch
 
 SECRET = b"0123456789abcdef"
 PARAMETERS = 20_000

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from hive_qos.units import format_size
 from tools.simulate.volatile_group import Change, Churn, Network, SimulatedGroup
-from transport.volatile.view import MEMBERS_MAX
+from transport.volatile.protocol.view import MEMBERS_MAX
 
 SCHEMA = 2
 

@@ -1,6 +1,6 @@
 """A volatile group in virtual time, without a network.
 
-What decides is the real core (`transport.volatile.commit`). Around it is a model of what `transport.volatile.control`
+What decides is the real core (`transport.volatile.protocol`). Around it is a model of what `transport.volatile.control`
 does:
 
 - A lost member is noticed by each of the others by itself, from its last acknowledgement on: that came up to one keep-
@@ -34,11 +34,11 @@ from dataclasses import dataclass, replace
 
 from transport.engine.base import EngineSettings
 from transport.settings import Settings
-from transport.volatile import commit, messages
-from transport.volatile.commit import Action, Advance, Commit, Frozen, Left, Send, State
-from transport.volatile.register import POLL_S
-from transport.volatile.succession import NOTE_S, SIDE_S
-from transport.volatile.view import DIGEST_BYTES, Member, View
+from transport.volatile.membership.succession import NOTE_S, SIDE_S
+from transport.volatile.protocol import commit, messages
+from transport.volatile.protocol.commit import Action, Advance, Commit, Frozen, Left, Send, State
+from transport.volatile.protocol.view import DIGEST_BYTES, Member, View
+from transport.volatile.register.register import POLL_S
 
 NOTICED_S = 2.0 + Settings.reconnect_s
 """From the last acknowledgement to the loss of a member: the silence that the native engine allows, and its return."""

@@ -1,10 +1,10 @@
 """A member's part in the agreement on views: a thread that hears the others, sees who is lost, and asks the register.
 
-The rules are those of `transport.volatile.commit`; this carries its actions out. Members tell each other where they
+The rules are those of `protocol.commit`; this carries its actions out. Members tell each other where they
 stand over their connections. Who cannot be reached so finds a note in the register a moment later. So a loss costs its
 detection, a round trip until all know where all stand, one write of the register, and one message that it is written.
 
-The same thread does what the first worker does for all, where it is one (`transport.volatile.first_worker`).
+The same thread does what the first worker does for all, where it is one (`membership.first_worker`).
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from typing import Concatenate
 from hive_qos.errors import EvictedError, HiveError, MisuseError, RegisterLostError, TransportError
 from transport.group import Group
 from transport.settings import Settings
-from transport.volatile import commit
-from transport.volatile.admission import LOOK_S
-from transport.volatile.agreement import P
-from transport.volatile.commit import Action, Advance, Commit, Contributors, Frozen, Left, Phase, Send, State
-from transport.volatile.first_worker import FirstWorker
-from transport.volatile.hand_over import HandOver
-from transport.volatile.joining import Newcomer
-from transport.volatile.links import Links
-from transport.volatile.messages import Arrived, AskReady, Connect, Connected, Look, Mail, Pause, Ready
-from transport.volatile.register import POLL_S, Register
-from transport.volatile.report import MemberReport
-from transport.volatile.succession import Succession
-from transport.volatile.transfer import Shelf
-from transport.volatile.view import MEMBERS_MAX, Member, View
+from transport.volatile.links.links import Links
+from transport.volatile.membership.agreement import P
+from transport.volatile.membership.first_worker import FirstWorker
+from transport.volatile.membership.joining import Newcomer
+from transport.volatile.membership.succession import Succession
+from transport.volatile.protocol import commit
+from transport.volatile.protocol.admission import LOOK_S
+from transport.volatile.protocol.commit import Action, Advance, Commit, Contributors, Frozen, Left, Phase, Send, State
+from transport.volatile.protocol.hand_over import HandOver
+from transport.volatile.protocol.messages import Arrived, AskReady, Connect, Connected, Look, Mail, Pause, Ready
+from transport.volatile.protocol.view import MEMBERS_MAX, Member, View
+from transport.volatile.record.report import MemberReport
+from transport.volatile.register.register import POLL_S, Register
+from transport.volatile.transfer.shelf import Shelf
 from transport.work import Work
 
 _log = logging.getLogger("transport.volatile")

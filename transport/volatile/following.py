@@ -13,25 +13,19 @@ from dataclasses import dataclass, replace
 
 from hive_qos.errors import EvictedError, PeerError, TimedOutError
 from transport.tensors import TensorView
-from transport.volatile import commit
-from transport.volatile.commit import Commit, Phase
 from transport.volatile.control import Control
-from transport.volatile.messages import Pause, Ready
-from transport.volatile.register import POLL_S
-from transport.volatile.transfer import (
-    HOLDERS_MAX,
-    STATE,
-    Absent,
-    Fetch,
-    Manifest,
-    Pace,
-    agreed,
-    ask_all,
-    piece_digests,
-)
-from transport.volatile.view import DIGEST_BYTES, Member, View
+from transport.volatile.protocol import commit
+from transport.volatile.protocol.commit import Commit, Phase
+from transport.volatile.protocol.messages import Pause, Ready
+from transport.volatile.protocol.view import DIGEST_BYTES, Member, View
+from transport.volatile.register.register import POLL_S
+from transport.volatile.transfer.fetch import Fetch, agreed, ask_all
+from transport.volatile.transfer.manifest import STATE, Absent, Manifest, piece_digests
 
 _log = logging.getLogger("transport.volatile")
+
+HOLDERS_MAX = 4
+"""So many of the first workers hold the state for those who learn: a copy each, and one link rarely takes more."""
 
 ApplyResult = Callable[[int, Sequence[memoryview]], None]
 
@@ -253,3 +247,24 @@ class Follower:
             return False
         control.shelf.put_result(what, found.tensors())
         return True
+
+
+class Pace:
+    """Whether who follows comes nearer: judged after each so many results, by how far ahead the others are."""
+
+    RESULTS = 8
+    """A shorter look would take one slow step of the others for slowness of ours."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._lag: int | None = None
+
+    def followed(self, lag: int) -> str:
+        """One more result was applied, and `lag` are left; why it cannot catch up, or "" as long as it may."""
+        self._count += 1
+        if self._lag is None:
+            self._lag = lag
+        if self._count < self.RESULTS:
+            return ""
+        before, self._lag, self._count = self._lag, lag, 0
+        return f"{lag} steps behind, {before} before the last {self.RESULTS} results" if lag >= max(before, 2) else ""

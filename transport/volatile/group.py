@@ -8,7 +8,7 @@
 
 Each epoch of the view has a group of connected workers. A step is an all-reduce, then an exchange of the result's
 digest: whoever has that of every contributor may apply it. When a worker is lost, leaves or joins, a thread of each
-member agrees with the others on the next view (`transport.volatile.control`). It does so while the caller computes.
+member agrees with the others on the next view (`control`). It does so while the caller computes.
 
 The inputs of a step are kept until it is committed. Whoever joins learns first: it fetches the state after some step
 and the results after it, while the others go on. Where it cannot follow, the others wait once, and say why.
@@ -34,18 +34,16 @@ from transport.collectives.reduce_op import ReduceOp
 from transport.group import Group
 from transport.settings import Settings
 from transport.tensors import TensorView
-from transport.volatile import commit, departure
-from transport.volatile.commit import Commit, Differ, Phase, Prepared
+from transport.volatile import departure
 from transport.volatile.control import Control
 from transport.volatile.following import ApplyResult, Follower
-from transport.volatile.hand_over import ASK_S, STAY_S
-from transport.volatile.messages import Arrived
-from transport.volatile.register import Register
-from transport.volatile.transfer import (
-    digest_of,
-    piece_digests,
-)
-from transport.volatile.view import DIGEST_BYTES, MEMBERS_MAX, NAME_BYTES_MAX, Member, View
+from transport.volatile.protocol import commit
+from transport.volatile.protocol.commit import Commit, Differ, Phase, Prepared
+from transport.volatile.protocol.hand_over import ASK_S, STAY_S
+from transport.volatile.protocol.messages import Arrived
+from transport.volatile.protocol.view import DIGEST_BYTES, MEMBERS_MAX, NAME_BYTES_MAX, Member, View
+from transport.volatile.register.register import Register
+from transport.volatile.transfer.manifest import digest_of, piece_digests
 from transport.work import Work
 
 T = TypeVar("T")
@@ -302,7 +300,7 @@ class VolatileGroup:
             at: the process gets the signal when the local clock next shows this, such as "08:00"; "" for never.
             schedule: and when the broker of this host says that this `[[schedule]]` of its holds; "" for none.
 
-        Raises: as `transport.volatile.departure.watch`.
+        Raises: as `departure.watch`.
         """
 
         def leave(_number: int, _frame: FrameType | None) -> None:

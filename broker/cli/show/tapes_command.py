@@ -29,7 +29,7 @@ def tapes(
       hive-qos tapes desk-1.jsonl desk-2.jsonl --json | jq '.findings[]'
     """
     from hive_qos.text import printable
-    from transport.volatile import tape_check
+    from transport.volatile.record import tape_check
 
     found = tape_check.check([tape for path in files for tape in tape_check.read(path)])
     if as_json:

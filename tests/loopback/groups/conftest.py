@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from volatile_workers import Worker
 
-from transport.volatile.register import Store
+from transport.volatile.register.register import Store
 
 
 @pytest.fixture

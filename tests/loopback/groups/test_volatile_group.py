@@ -13,11 +13,11 @@ from volatile_workers import Worker, agree, trio, until, works
 
 from hive_qos.errors import HiveError, MisuseError, PeerError, RegisterLostError
 from transport.settings import Settings
-from transport.volatile import commit
 from transport.volatile.group import VolatileGroup
-from transport.volatile.mesh import CONNECT_S
-from transport.volatile.register import MemoryStore, Register
-from transport.volatile.view import View, encode
+from transport.volatile.links.mesh import CONNECT_S
+from transport.volatile.protocol import commit
+from transport.volatile.protocol.view import View, encode
+from transport.volatile.register.register import MemoryStore, Register
 
 
 def test_what_is_not_finite_is_not_sent_and_its_member_named(start: Callable[..., Worker]) -> None:

@@ -14,9 +14,9 @@ from volatile_workers import SECRET, Worker, agree, until, works
 
 from hive_qos.errors import EvictedError
 from transport.inspection import jobs
-from transport.volatile.mesh import CONNECT_S
-from transport.volatile.register import MemoryStore, Register
-from transport.volatile.view import Member
+from transport.volatile.links.mesh import CONNECT_S
+from transport.volatile.protocol.view import Member
+from transport.volatile.register.register import MemoryStore, Register
 
 
 @pytest.mark.parametrize(("follows", "engine"), [(True, "auto"), (False, "auto"), (True, "aioquic")])

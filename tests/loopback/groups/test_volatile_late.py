@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from volatile_workers import Worker, agree, step_together, trio, until, works
 
-from transport.volatile.register import MemoryStore
+from transport.volatile.register.register import MemoryStore
 
 
 def test_a_late_part_is_left_out_and_its_member_takes_the_result(start: Callable[..., Worker]) -> None:

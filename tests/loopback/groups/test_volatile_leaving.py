@@ -11,9 +11,9 @@ from volatile_workers import SECRET, Worker, agree, step_together, trio, until, 
 
 from hive_qos.errors import EvictedError
 from transport.settings import Settings
-from transport.volatile import restart
 from transport.volatile.group import VolatileGroup
-from transport.volatile.register import MemoryStore, Register
+from transport.volatile.membership import restart
+from transport.volatile.register.register import MemoryStore, Register
 
 
 def test_who_leaves_is_not_waited_for(start: Callable[..., Worker]) -> None:

@@ -22,11 +22,11 @@ from patience import wait_until
 from hive_qos.errors import ConfigurationError, HiveError, PeerError, RegisterLostError
 from transport.identity import ca_init, ca_issue
 from transport.settings import Settings
-from transport.volatile import etcd_store
-from transport.volatile.etcd_store import EtcdStore
 from transport.volatile.group import VolatileGroup
-from transport.volatile.register import Register
-from transport.volatile.view import DIGEST_BYTES, Member, View
+from transport.volatile.protocol.view import DIGEST_BYTES, Member, View
+from transport.volatile.register import etcd_store
+from transport.volatile.register.etcd_store import EtcdStore
+from transport.volatile.register.register import Register
 
 A, B = Member("a", 1), Member("b", 2)
 FIRST = View(1, (A,), 0, bytes(DIGEST_BYTES))

@@ -16,7 +16,7 @@ import pytest
 from patience import wait_until
 from torch._C._distributed_c10d import TCPStore
 
-from transport.volatile import tape_check
+from transport.volatile.record import tape_check
 
 PROGRAM = Path(__file__).parent / "programs" / "volatile_rank.py"
 

@@ -12,7 +12,7 @@ from hive_qos.errors import EvictedError
 from integrations.volatile.algorithm import Algorithm
 from transport.settings import Settings
 from transport.volatile.group import VolatileGroup
-from transport.volatile.register import MemoryStore, Register
+from transport.volatile.register.register import MemoryStore, Register
 
 SETTINGS = Settings(listen="127.0.0.1", broker="off")
 

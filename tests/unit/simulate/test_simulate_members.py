@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 from tools.simulate import members, volatile_group
 from tools.simulate.members import churn, mass_loss
 from tools.simulate.volatile_group import Churn, Network, SimulatedGroup
-from transport.volatile import commit
-from transport.volatile.commit import State
-from transport.volatile.succession import SIDE_S
-from transport.volatile.view import DIGEST_BYTES
+from transport.volatile.membership.succession import SIDE_S
+from transport.volatile.protocol import commit
+from transport.volatile.protocol.commit import State
+from transport.volatile.protocol.view import DIGEST_BYTES
 
 NEAR = Network()
 

@@ -34,9 +34,8 @@ def test_a_rank_that_gives_up_takes_the_others_with_it(make_world):
     with pytest.raises(CancelledError, match=r"rank 2 gave up: .*; this rank waited for rank 0, 2$"):
         second.wait(30)
     # The late rank learns it at once, although it had not begun.
-    with pytest.raises(CancelledError, match="rank 2 gave up") as caught:
+    with pytest.raises(CancelledError, match="rank 2 gave up"):
         world.groups[0].allreduce(np.zeros(30_000), timeout_s=60.0).wait(30)
-    assert "this rank waited" not in str(caught.value)
 
 
 def test_a_group_works_on_after_an_operation_that_failed_everywhere(make_world):

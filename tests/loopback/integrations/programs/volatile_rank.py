@@ -16,7 +16,7 @@ from hive_qos.errors import HiveError
 from integrations.volatile.diloco import DiLoCo
 from integrations.volatile.torch_store import TorchStore
 from transport.settings import Settings
-from transport.volatile.register import Register
+from transport.volatile.register.register import Register
 
 
 def tell(**values: object) -> None:

@@ -11,9 +11,9 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from transport.volatile import commit
-from transport.volatile.commit import Action, Advance, Commit, Follow, Left, Message, Phase, Retry, Send, State
-from transport.volatile.view import DIGEST_BYTES, Member, View
+from transport.volatile.protocol import commit
+from transport.volatile.protocol.commit import Action, Advance, Commit, Follow, Left, Message, Phase, Retry, Send, State
+from transport.volatile.protocol.view import DIGEST_BYTES, Member, View
 
 NOTHING = bytes(DIGEST_BYTES)
 

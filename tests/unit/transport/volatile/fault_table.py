@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 import commit_search as search
 
-from transport.volatile import commit
-from transport.volatile.commit import Phase, State
+from transport.volatile.protocol import commit
+from transport.volatile.protocol.commit import Phase, State
 
 WHEN = {
     "first": "reduces, as all others do",

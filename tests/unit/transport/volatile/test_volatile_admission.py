@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from transport.volatile.admission import BEAT_S, DOUBT_S, HOLE_S, LOOK_S, SILENT_S, Admission, LetIn, MakePlan, Plan
-from transport.volatile.view import DIGEST_BYTES, Member, View
+from transport.volatile.protocol.admission import (
+    BEAT_S,
+    DOUBT_S,
+    HOLE_S,
+    LOOK_S,
+    SILENT_S,
+    Admission,
+    LetIn,
+    MakePlan,
+    Plan,
+)
+from transport.volatile.protocol.view import DIGEST_BYTES, Member, View
 
 A, B, C, D, E = (Member(name, 1) for name in "abcde")
 CONNECT_S = 10.0

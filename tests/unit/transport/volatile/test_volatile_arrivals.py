@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from transport.volatile.arrivals import ARRIVALS, LATE_MAX, ROUND_TRIPS, STEPS_KEPT, Arrivals
-from transport.volatile.view import Member
+from transport.volatile.protocol.arrivals import ARRIVALS, LATE_MAX, ROUND_TRIPS, STEPS_KEPT, Arrivals
+from transport.volatile.protocol.view import Member
 
 A, B, C = (Member(name, 1) for name in "abc")
 ALL = (A, B, C)

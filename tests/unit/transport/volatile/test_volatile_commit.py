@@ -5,9 +5,9 @@ from __future__ import annotations
 import commit_search as search
 import pytest
 
-from transport.volatile import commit
-from transport.volatile.commit import Commit, Contributors, Differ, Frozen, Phase, Prepared, Send, Wish
-from transport.volatile.view import DIGEST_BYTES, Member, View
+from transport.volatile.protocol import commit
+from transport.volatile.protocol.commit import Commit, Contributors, Differ, Frozen, Phase, Prepared, Send, Wish
+from transport.volatile.protocol.view import DIGEST_BYTES, Member, View
 
 A, B, C = (Member(name, 1) for name in "abc")
 VIEW = View(1, (A, B, C), 0, bytes(DIGEST_BYTES))

@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from transport.volatile.commit import Phase, State, begin
-from transport.volatile.hand_over import HEAR_S, HandOver
-from transport.volatile.view import DIGEST_BYTES, Member, View
+from transport.volatile.protocol.commit import Phase, State, begin
+from transport.volatile.protocol.hand_over import HEAR_S, HandOver
+from transport.volatile.protocol.view import DIGEST_BYTES, Member, View
 
 A, B, C = (Member(name, 1) for name in "abc")
 
@@ -37,7 +37,7 @@ def test_the_first_of_those_who_made_the_last_step_hears_who_else_leaves_and_sta
 
 def test_the_first_goes_where_another_one_that_holds_it_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 100.0
-    monkeypatch.setattr("transport.volatile.hand_over.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("transport.volatile.protocol.hand_over.time.monotonic", lambda: now_s)
     hand_over = HandOver(A)
     hand_over.committed((A, B))
     assert hand_over.needed_by(standing(A), expects_somebody=False) == ["c"]

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hive_qos.errors import PeerError
-from transport.volatile.commit import Contributors, Frozen, Wish
-from transport.volatile.messages import (
+from transport.volatile.protocol.commit import Contributors, Frozen, Wish
+from transport.volatile.protocol.messages import (
     Arrived,
     Ask,
     AskReady,
@@ -21,7 +21,7 @@ from transport.volatile.messages import (
     decode,
     encode,
 )
-from transport.volatile.view import DIGEST_BYTES, Member
+from transport.volatile.protocol.view import DIGEST_BYTES, Member
 
 A, B = Member("a", 1), Member("b", 2**61)
 DIGEST = b"d" * DIGEST_BYTES

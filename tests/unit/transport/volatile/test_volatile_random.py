@@ -9,8 +9,8 @@ import hypothesis
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from transport.volatile.commit import Phase
-from transport.volatile.view import View
+from transport.volatile.protocol.commit import Phase
+from transport.volatile.protocol.view import View
 
 STEPS = 3
 MOVES_MAX = 2000

@@ -8,9 +8,9 @@ import pytest
 from patience import wait_until
 
 from hive_qos.errors import PeerError, RegisterLostError, TimedOutError
-from transport.volatile.commit import Frozen, Wish
-from transport.volatile.register import MemoryStore, Register
-from transport.volatile.view import DIGEST_BYTES, Member, View, decode, encode
+from transport.volatile.protocol.commit import Frozen, Wish
+from transport.volatile.protocol.view import DIGEST_BYTES, Member, View, decode, encode
+from transport.volatile.register.register import MemoryStore, Register
 
 A, B = Member("a", 1), Member("b", 2**61)
 FIRST = View(1, (A,), 0, bytes(DIGEST_BYTES))

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from transport.volatile.register import MemoryStore, Register
-from transport.volatile.restart import STANDS_S, Restart
-from transport.volatile.view import DIGEST_BYTES, Member, View
+from transport.volatile.membership.restart import STANDS_S, Restart
+from transport.volatile.protocol.view import DIGEST_BYTES, Member, View
+from transport.volatile.register.register import MemoryStore, Register
 
 VIEW = View(7, tuple(Member(name, 1) for name in "abcd"), 40, bytes(DIGEST_BYTES), joining=(Member("d", 1),))
 

@@ -13,10 +13,11 @@ import pytest
 
 from hive_qos.errors import ConfigurationError
 from transport.settings import Settings
-from transport.volatile import commit, tape_check
-from transport.volatile.commit import Prepared, Send, State
-from transport.volatile.tape import Tape
-from transport.volatile.view import DIGEST_BYTES, Member, View
+from transport.volatile.protocol import commit
+from transport.volatile.protocol.commit import Prepared, Send, State
+from transport.volatile.protocol.view import DIGEST_BYTES, Member, View
+from transport.volatile.record import tape_check
+from transport.volatile.record.tape import Tape
 
 A, B, C = (Member(name, 1) for name in "abc")
 ALL = View(1, (A, B, C), 0, bytes(DIGEST_BYTES))

@@ -7,7 +7,7 @@ from typing import cast
 
 from hive_qos.errors import MisuseError
 from transport.group import Group
-from transport.volatile.traffic import Traffic
+from transport.volatile.links.traffic import Traffic
 
 
 class Connections:

@@ -10,23 +10,14 @@ import numpy as np
 import pytest
 
 from hive_qos.errors import CancelledError, PeerError
-from transport.volatile import transfer
-from transport.volatile.messages import Ask
-from transport.volatile.transfer import (
-    AHEAD,
-    STATE,
-    Absent,
-    Fetch,
-    Holder,
-    Manifest,
-    Pace,
-    Shelf,
-    agreed,
-    ask_all,
-    piece_digests,
-    read_answer,
-)
-from transport.volatile.view import DIGEST_BYTES, Member
+from transport.volatile.following import Pace
+from transport.volatile.protocol.messages import Ask
+from transport.volatile.protocol.view import DIGEST_BYTES, Member
+from transport.volatile.transfer import manifest
+from transport.volatile.transfer import shelf as shelf_module
+from transport.volatile.transfer.fetch import AHEAD, Fetch, Holder, agreed, ask_all
+from transport.volatile.transfer.manifest import STATE, Absent, Manifest, piece_digests, read_answer
+from transport.volatile.transfer.shelf import Shelf
 from transport.work import Work
 
 MEMBERS = [Member(name, 1) for name in "abc"]
@@ -37,7 +28,7 @@ RESULT = [memoryview(b"x" * 300), memoryview(b""), memoryview(b"y" * 100)]
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(manifest, "PIECE_BYTES", 1000)
 
 
 def manifest_of(step: int, tensors: list[memoryview]) -> Manifest:
@@ -164,7 +155,7 @@ def test_a_shelf_gives_results_and_knows_which_are_gone_and_which_will_come() ->
 
 
 def test_a_state_goes_when_a_result_after_it_has_given_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "RESULTS_MAX", 3)
+    monkeypatch.setattr(shelf_module, "RESULTS_MAX", 3)
     shelf = shelf_with()
     for step in range(6, 9):
         shelf.put_result(manifest_of(step, RESULT), RESULT)
@@ -177,7 +168,7 @@ def test_a_state_goes_when_a_result_after_it_has_given_way(monkeypatch: pytest.M
 
 
 def test_results_are_bounded_in_bytes_but_for_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "RESULT_BYTES_MAX", 900)
+    monkeypatch.setattr(shelf_module, "RESULT_BYTES_MAX", 900)
     shelf = shelf_with()
     for step in range(6, 9):
         shelf.put_result(manifest_of(step, RESULT), RESULT)

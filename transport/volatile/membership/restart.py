@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 
-from transport.volatile.admission import SILENT_S
-from transport.volatile.register import Register
-from transport.volatile.view import Member, View
+from transport.volatile.protocol.admission import SILENT_S
+from transport.volatile.protocol.view import Member, View
+from transport.volatile.register.register import Register
 
 STANDS_S = 30.0
 """Where nothing has happened for so long, nothing will: a loss is seen within 4 s and agreed on within 10, and who asks

@@ -7,7 +7,7 @@
 
 The first line of a file says where its member stood, so that a file is complete without the ones before it. A member
 that has nothing yet stands at step -1. Who learns says `"holds"` in place of `"commit"` when it has received the state.
-`transport.volatile.tape_check` holds the tapes of several members against each other.
+`record.tape_check` holds the tapes of several members against each other.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TextIO
 from urllib.parse import quote
 
-from transport.volatile.commit import Phase, State
+from transport.volatile.protocol.commit import Phase, State
 
 VERSION = 1
 SIZE_BYTES_MAX = 16 * 2**20

@@ -41,7 +41,7 @@ _LEASE_GONE = "lease not found"
 
 
 class EtcdStore:
-    """`transport.volatile.register.Store` over etcd. May be called from any thread; requests go one after the other.
+    """`register.Store` over etcd. May be called from any thread; requests go one after the other.
 
     Args:
         endpoints: of the servers, such as `https://10.0.0.1:2379`.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from transport.volatile.view import Member, View
+from transport.volatile.protocol.view import Member, View
 
 LOOK_S = 0.5
 """How often the first worker looks who asks to join: one small request."""

@@ -16,8 +16,8 @@ from hive_qos.errors import HiveError
 from transport.engine.base import Priority
 from transport.group import Group
 from transport.settings import Settings
-from transport.volatile.register import Register
-from transport.volatile.view import Member
+from transport.volatile.protocol.view import Member
+from transport.volatile.register.register import Register
 from transport.work import Work
 
 CONNECT_S = 10.0

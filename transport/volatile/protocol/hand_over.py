@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from transport.volatile.commit import Phase, State
-from transport.volatile.view import Member
+from transport.volatile.protocol.commit import Phase, State
+from transport.volatile.protocol.view import Member
 
 STAY_S = 60.0
 """At most. Who is interrupted, or leaves by a signal, does not stay."""

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from hive_qos.errors import PeerError, RegisterLostError, TimedOutError
-from transport.volatile import messages
-from transport.volatile import view as views
-from transport.volatile.commit import Frozen
-from transport.volatile.view import Member, View
+from transport.volatile.protocol import messages
+from transport.volatile.protocol import view as views
+from transport.volatile.protocol.commit import Frozen
+from transport.volatile.protocol.view import Member, View
 from transport.wire import cbor
 from transport.wire.error_codes import WireError
 

@@ -1,18 +1,18 @@
 """From one view to the next, while members are frozen: notes in the register beside their messages, and its one write.
 
-Who decides is told by `transport.volatile.commit`, as an `Advance`. This carries it out, and does not wait for ever.
+Who decides is told by `protocol.commit`, as an `Advance`. This carries it out, and does not wait for ever.
 """
 
 from __future__ import annotations
 
 import time
 
-from transport.volatile import commit
-from transport.volatile.agreement import Agreement
-from transport.volatile.commit import Advance, Phase
-from transport.volatile.messages import Look
-from transport.volatile.register import Register
-from transport.volatile.view import Member, View
+from transport.volatile.membership.agreement import Agreement
+from transport.volatile.protocol import commit
+from transport.volatile.protocol.commit import Advance, Phase
+from transport.volatile.protocol.messages import Look
+from transport.volatile.protocol.view import Member, View
+from transport.volatile.register.register import Register
 
 LATE_S = 5.0
 """Who has not said so long after the first where it stands is left out. A thread says it, whatever is computed."""

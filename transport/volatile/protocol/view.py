@@ -1,6 +1,6 @@
 """The view of a job: who its members are, which step they all have committed, and the state that follows from it.
 
-Views form one chain. Each has the epoch after its predecessor's, and the register (`transport.volatile.register`)
+Views form one chain. Each has the epoch after its predecessor's, and the register (`register.register`)
 accepts one successor of each. So a member that holds an old view can do no harm: nobody else takes part in it.
 """
 

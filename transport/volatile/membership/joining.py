@@ -7,14 +7,14 @@ import time
 from dataclasses import dataclass
 
 from hive_qos.errors import TimedOutError
-from transport.volatile import commit
-from transport.volatile.admission import BEAT_S
-from transport.volatile.commit import State
-from transport.volatile.links import Links
-from transport.volatile.mesh import CONNECT_S
-from transport.volatile.register import POLL_S, Register
-from transport.volatile.restart import Restart
-from transport.volatile.view import DIGEST_BYTES, Member, View
+from transport.volatile.links.links import Links
+from transport.volatile.links.mesh import CONNECT_S
+from transport.volatile.membership.restart import Restart
+from transport.volatile.protocol import commit
+from transport.volatile.protocol.admission import BEAT_S
+from transport.volatile.protocol.commit import State
+from transport.volatile.protocol.view import DIGEST_BYTES, Member, View
+from transport.volatile.register.register import POLL_S, Register
 
 _log = logging.getLogger("transport.volatile")
 

@@ -11,14 +11,14 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from transport.volatile import commit
-from transport.volatile.admission import Admission, LetIn, MakePlan
-from transport.volatile.agreement import Agreement
-from transport.volatile.arrivals import Deadlines
-from transport.volatile.commit import Contributors, Phase, Send
-from transport.volatile.messages import Connect
-from transport.volatile.register import Register
-from transport.volatile.view import Member, View
+from transport.volatile.membership.agreement import Agreement
+from transport.volatile.protocol import commit
+from transport.volatile.protocol.admission import Admission, LetIn, MakePlan
+from transport.volatile.protocol.arrivals import Deadlines
+from transport.volatile.protocol.commit import Contributors, Phase, Send
+from transport.volatile.protocol.messages import Connect
+from transport.volatile.protocol.view import Member, View
+from transport.volatile.register.register import Register
 
 _log = logging.getLogger("transport.volatile")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, Protocol
 
-from transport.volatile.commit import Action, State
-from transport.volatile.links import Links
-from transport.volatile.transfer import Shelf
-from transport.volatile.view import Member, View
+from transport.volatile.links.links import Links
+from transport.volatile.protocol.commit import Action, State
+from transport.volatile.protocol.view import Member, View
+from transport.volatile.transfer.shelf import Shelf
 
 P = ParamSpec("P")
 

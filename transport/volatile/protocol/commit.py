@@ -42,7 +42,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from transport.volatile.view import DIGEST_BYTES, Member, View
+from transport.volatile.protocol.view import DIGEST_BYTES, Member, View
 
 AHEAD_MAX = 16
 """Steps of which a late member keeps the contributors: it hears them again when it gets there."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hive_qos.errors import PeerError
-from transport.volatile.commit import Contributors, Frozen, Wish
-from transport.volatile.view import Member
+from transport.volatile.protocol.commit import Contributors, Frozen, Wish
+from transport.volatile.protocol.view import Member
 from transport.wire import cbor
 from transport.wire.error_codes import WireError
 

@@ -15,13 +15,14 @@ from dataclasses import replace
 
 from hive_qos.errors import HiveError, PeerError
 from transport.settings import Settings
-from transport.volatile import messages
-from transport.volatile.admission import LOOK_S, Plan
-from transport.volatile.mesh import CONNECT_S, Mesh
-from transport.volatile.messages import Ask, Connected, Mail
-from transport.volatile.register import Register
-from transport.volatile.transfer import UNANSWERED_S, Holder, Shelf
-from transport.volatile.view import Member
+from transport.volatile.links.mesh import CONNECT_S, Mesh
+from transport.volatile.protocol import messages
+from transport.volatile.protocol.admission import LOOK_S, Plan
+from transport.volatile.protocol.messages import Ask, Connected, Mail
+from transport.volatile.protocol.view import Member
+from transport.volatile.register.register import Register
+from transport.volatile.transfer.fetch import UNANSWERED_S, Holder
+from transport.volatile.transfer.shelf import Shelf
 from transport.work import Work
 
 _log = logging.getLogger("transport.volatile")

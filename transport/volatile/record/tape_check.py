@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hive_qos.errors import ConfigurationError
-from transport.volatile.tape import VERSION
-from transport.volatile.view import MEMBERS_MAX, Member
+from transport.volatile.protocol.view import MEMBERS_MAX, Member
+from transport.volatile.record.tape import VERSION
 
 FINDINGS_MAX = 100
 """Where everything differs, the first ones say it."""

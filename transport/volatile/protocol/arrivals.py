@@ -12,8 +12,8 @@ import statistics
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 
-from transport.volatile.commit import Contributors
-from transport.volatile.view import Member, View
+from transport.volatile.protocol.commit import Contributors
+from transport.volatile.protocol.view import Member, View
 
 ARRIVALS = 20
 """So many are looked back at, and nobody is late before."""

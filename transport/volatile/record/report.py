@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from transport.group import Group
 from transport.inspection.member_socket import MemberSocket
 from transport.settings import Settings
-from transport.volatile.commit import State
-from transport.volatile.tape import Tape
-from transport.volatile.traffic import Traffic
+from transport.volatile.links.traffic import Traffic
+from transport.volatile.protocol.commit import State
+from transport.volatile.record.tape import Tape
 
 COMMITS_KEPT = 8
 """As many as somebody reads."""
