@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from hive_qos.errors import HiveError
+from hive_qos.errors import ConnectionLostError, HiveError, PeerError
 from transport.engine.base import Priority
 from transport.group import Group
 from transport.settings import Settings
@@ -147,9 +147,12 @@ class Mesh:
                 _log.info("mesh %d hears nothing any more: %s", self.number, error)
 
     def _mailed(self, work: Work) -> None:
-        if work.exception() is not None:
+        error = work.exception()
+        if isinstance(error, ConnectionLostError | PeerError):
+            _log.info("mesh %d: a message did not come, others may: %s", self.number, error)
+        elif error is not None:
             return  # closed, or nobody else is left
         self._listen()
-        payload, source = work.result(), work.source
+        payload, source = None if error is not None else work.result(), work.source
         if isinstance(payload, np.ndarray) and source is not None:
             self._on_mail(self.members[source], payload.tobytes())

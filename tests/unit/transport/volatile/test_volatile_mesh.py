@@ -1,0 +1,49 @@
+"""Mail between members: what one of them sends amiss, or cannot finish, makes nobody deaf to the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from patience import wait_until
+
+from hive_qos.errors import PeerError
+from transport.volatile.links.mesh import _MAIL, Mesh
+from transport.volatile.protocol.view import Member
+
+MEMBERS = tuple(Member(name, 1) for name in "abc")
+
+
+def hears(group: Any, heard: list[tuple[str, bytes]]) -> Mesh:
+    """A mesh at its first member, which notes what it is told."""
+
+    def note(sender: Member, data: bytes) -> None:
+        heard.append((sender.name, data))
+
+    return Mesh(1, MEMBERS, group, on_mail=note, on_loss=lambda: None)
+
+
+def test_who_was_sent_what_is_too_large_for_a_message_hears_the_others_still(make_world: Callable[..., Any]) -> None:
+    world, heard = make_world(3, receive_bytes_max=100_000), list[tuple[str, bytes]]()
+    hears(world.groups[0], heard)
+    with pytest.raises(PeerError, match="takes at most 100000"):
+        world.groups[1].send(np.zeros(2**21, np.uint8), 0, _MAIL).wait(30)
+    sender = Mesh(1, MEMBERS, world.groups[2], on_mail=lambda *_: None, on_loss=lambda: None)
+    sender.mail(MEMBERS[0], b"hello")
+    wait_until(lambda: heard == [("c", b"hello")])
+
+
+def test_who_was_to_hear_one_that_died_hears_the_others_still(make_world: Callable[..., Any]) -> None:
+    """Its message has begun to come when its sender dies."""
+    world, heard = make_world(3, reconnect_s=0.1), list[tuple[str, bytes]]()
+    hears(world.groups[0], heard)
+    world.network.hold("rank-0", "rank-1")
+    world.groups[1].send(np.zeros(2**21, np.uint8), 0, _MAIL)
+    wait_until(lambda: world.network.waiting)  # what asks for the rest of it
+    world.network.kill("rank-1")
+    wait_until(lambda: world.groups[0].lost_ranks())
+    sender = Mesh(1, MEMBERS, world.groups[2], on_mail=lambda *_: None, on_loss=lambda: None)
+    sender.mail(MEMBERS[0], b"hello")
+    wait_until(lambda: heard == [("c", b"hello")])
