@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Concatenate
 
-from hive_qos.errors import EvictedError, HiveError, MisuseError, RegisterLostError, TransportError
+from hive_qos.errors import EvictedError, HiveError, MisuseError, PeerError, RegisterLostError, TransportError
 from transport.group import Group
 from transport.settings import Settings
 from transport.volatile.links.links import Links
@@ -121,7 +121,9 @@ class Control:
             for one in actions:
                 if isinstance(one, Commit):
                     self.decided = one
-                if isinstance(one, Left):
+                if isinstance(one, Left) and one.differs is not None:
+                    self.fail(computes_wrong(self.member, one.differs))
+                elif isinstance(one, Left):
                     why = "steps were committed that it does not hold" if one.behind else "it was out of reach"
                     self.fail(EvictedError(f"epoch {one.epoch} goes on without {self.member}: {why}"))
             self.changed.notify_all()
@@ -419,6 +421,14 @@ class Control:
                 case _:
                     pass
         self._succession.go_on()
+
+
+def computes_wrong(member: Member, step: int, shown: str = "") -> PeerError:
+    """What ends a member whose result differs from that of the others. `shown`: the digests, where they are known."""
+    found = f" ({shown})" if shown else ""
+    return PeerError(
+        str(member), f"its result of step {step} is not that of the others{found}: this machine computes wrong"
+    )
 
 
 def _wait(work: Work, give_up_s: float) -> None:

@@ -165,10 +165,16 @@ class Advance:
 
 @dataclass(frozen=True)
 class Left:
-    """The view goes on without this member. `behind`: steps were committed that it does not hold."""
+    """The view goes on without this member.
+
+    Args:
+        behind: steps were committed that it does not hold.
+        differs: the last of them, where it holds a result of it that is not the others'.
+    """
 
     epoch: int
     behind: bool
+    differs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -337,7 +343,10 @@ def entered(state: State, view: View) -> tuple[State, list[Action]]:
     known = holds.get(view.base_step) == view.digest
     behind = state.committed < view.base_step and not known
     if state.me not in view.members or not (known or behind or state.me in view.joining):
-        return replace(state, phase=Phase.OUT), [Left(view.epoch, behind=not known)]
+        # In a view after the next one the step may have been done again, with other contributors.
+        differs = behind and view.base_step in holds and view.epoch == state.view.epoch + 1
+        left = Left(view.epoch, behind=not known, differs=view.base_step if differs else None)
+        return replace(state, phase=Phase.OUT), [left]
     if behind or state.me in view.joining:
         after = State(state.me, view, state.committed, state.digest, Phase.BEHIND, wish=_wish(view))
         return after, [Follow(view.base_step)]

@@ -78,6 +78,14 @@ def test_a_view_without_this_member_ends_it_and_says_whether_it_is_behind() -> N
         assert actions == [commit.Left(2, behind=behind)]
 
 
+def test_who_is_sent_away_before_it_has_heard_the_others_results_learns_that_its_own_was_another() -> None:
+    state, _ = commit.reduced(commit.begin(A, VIEW), 1, b"r" * DIGEST_BYTES)
+    others = commit.chained(VIEW.digest, b"s" * DIGEST_BYTES)
+    for epoch, differs in ((2, 1), (3, None)):  # between two views the step may have been done again, by others
+        _, actions = commit.entered(state, View(epoch, (B, C), 1, others))
+        assert actions == [commit.Left(epoch, behind=True, differs=differs)]
+
+
 def test_who_leaves_is_not_waited_for() -> None:
     two = View(1, (A, B), 0, VIEW.digest)
     gone, (goodbye,) = commit.leave(commit.begin(B, two))
