@@ -167,7 +167,7 @@ class Links:
         for one in plan.members - {self._me} if kept else ():
             mesh.mail(one, messages.encode(Connected(plan.number)))
 
-    def _mailed(self, sender: Member, data: bytes) -> None:
+    def _mailed(self, mesh: Mesh, sender: Member, data: bytes) -> None:
         """In the transport's thread."""
         try:
             message = messages.decode(data, sender=str(sender))
@@ -176,7 +176,7 @@ class Links:
             return
         if not isinstance(message, Ask):
             self._heard(sender, message)
-        elif (mesh := self._mesh_of(sender)) is not None:
+        else:  # where it was asked: one of both may work on the next mesh already
             mesh.reply(sender, message.tag, self._shelf.answer(message))
 
     def _mesh_of(self, member: Member) -> Mesh | None:

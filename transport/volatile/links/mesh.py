@@ -29,7 +29,7 @@ _REPLIES = 2**32
 _FOREVER_S = 10.0 * 365 * 86400
 _log = logging.getLogger("transport.volatile")
 
-OnMail = Callable[[Member, bytes], None]
+OnMail = Callable[["Mesh", Member, bytes], None]
 
 
 class Mesh:
@@ -37,7 +37,7 @@ class Mesh:
 
     Args:
         members: whom it connects, sorted: their places are the group's ranks.
-        on_mail: takes what another member has mailed, in the transport's thread: short, and it waits for nothing.
+        on_mail: takes this, who has mailed and what, in the transport's thread: short, and it waits for nothing.
         on_loss: called there when one is lost.
     """
 
@@ -155,4 +155,4 @@ class Mesh:
         self._listen()
         payload, source = None if error is not None else work.result(), work.source
         if isinstance(payload, np.ndarray) and source is not None:
-            self._on_mail(self.members[source], payload.tobytes())
+            self._on_mail(self, self.members[source], payload.tobytes())

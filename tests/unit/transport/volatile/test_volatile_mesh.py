@@ -10,8 +10,15 @@ import pytest
 from patience import wait_until
 
 from hive_qos.errors import PeerError
+from transport import Settings
+from transport.volatile.links.links import Links
 from transport.volatile.links.mesh import _MAIL, Mesh
-from transport.volatile.protocol.view import Member
+from transport.volatile.protocol import messages
+from transport.volatile.protocol.messages import Ask
+from transport.volatile.protocol.view import DIGEST_BYTES, Member
+from transport.volatile.register.register import MemoryStore, Register
+from transport.volatile.transfer.manifest import STATE
+from transport.volatile.transfer.shelf import Shelf
 
 MEMBERS = tuple(Member(name, 1) for name in "abc")
 
@@ -19,7 +26,7 @@ MEMBERS = tuple(Member(name, 1) for name in "abc")
 def hears(group: Any, heard: list[tuple[str, bytes]]) -> Mesh:
     """A mesh at its first member, which notes what it is told."""
 
-    def note(sender: Member, data: bytes) -> None:
+    def note(_mesh: Mesh, sender: Member, data: bytes) -> None:
         heard.append((sender.name, data))
 
     return Mesh(1, MEMBERS, group, on_mail=note, on_loss=lambda: None)
@@ -47,3 +54,31 @@ def test_who_was_to_hear_one_that_died_hears_the_others_still(make_world: Callab
     sender = Mesh(1, MEMBERS, world.groups[2], on_mail=lambda *_: None, on_loss=lambda: None)
     sender.mail(MEMBERS[0], b"hello")
     wait_until(lambda: heard == [("c", b"hello")])
+
+
+def test_a_question_is_answered_over_the_connections_that_it_came_over(make_world: Callable[..., Any]) -> None:
+    """Who asks may work on the next mesh already, where whoever answers does not."""
+    worlds = {number: make_world(3) for number in (1, 2)}
+
+    class TwoMeshes(Links):
+        """Of the first member, over worlds in memory."""
+
+        def _connected_to(self, number: int, _members: frozenset[Member]) -> Mesh:
+            group = worlds[number].groups[0]
+            return Mesh(number, MEMBERS, group, on_mail=self._mailed, on_loss=lambda: None)
+
+    register = Register(MemoryStore(), job="job")
+    shelf = Shelf()
+    shelf.put_state(5, bytes(DIGEST_BYTES), b"state")
+    links = TwoMeshes(
+        register, MEMBERS[0], settings=Settings(), shelf=shelf, heard=lambda *_: None, on_loss=lambda: None
+    )
+    links.connect(1, frozenset(MEMBERS))
+    links.begin(2, frozenset(MEMBERS))
+    wait_until(lambda: links.newest.number == 2)
+    asker = Mesh(2, MEMBERS, worlds[2].groups[1], on_mail=lambda *_: None, on_loss=lambda: None)
+    answer = asker.replied(MEMBERS[0], 7, timeout_s=10.0)
+    asker.mail(MEMBERS[0], messages.encode(Ask(STATE, 0, 7)))
+    found = answer.wait()
+    assert isinstance(found, np.ndarray)
+    assert found.tobytes() == b"state"
