@@ -14,6 +14,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
@@ -27,10 +28,12 @@ UNANSWERED_S = 10.0
 AHEAD = 2
 """Pieces asked of each holder at a time: one travels while the next is read."""
 PATIENCE_S = 0.5
-"""What a holder is thought to take for a piece before it has given one."""
+"""What a holder is thought to take for a piece before it has given one, and to say what it holds."""
 LOOK_S = 0.1
 """How often a fetch looks for holders that are late."""
 _log = logging.getLogger("transport.volatile")
+
+T = TypeVar("T")
 
 
 class Holder:
@@ -46,22 +49,41 @@ class Holder:
 
 
 def ask_all(holders: Sequence[Holder], step: int) -> dict[Member, Manifest | Absent]:
-    """What each holder has of the result of `step`, or of a state; those who do not answer are left out."""
-    asked: list[tuple[Member, Work]] = []
+    """What each holder has of the result of `step`, or of a state; those who do not answer are left out.
+
+    Once one has it, or may have it in a moment, no other is waited for beyond `PATIENCE_S`: it may have died.
+    """
+    answers: queue.SimpleQueue[tuple[Member, Work]] = queue.SimpleQueue()
+    asked = 0
     for one in holders:
         try:
-            asked.append((one.member, one.question(step, None)))
+            work = one.question(step, None)
         except (HiveError, ValueError) as error:
             _log.debug("%s was not asked: %s", one.member, error)
+            continue
+        asked += 1
+        work.add_done_callback(functools.partial(_answered, answers, one.member))
     found: dict[Member, Manifest | Absent] = {}
-    for member, work in asked:
+    until_s = time.monotonic() + UNANSWERED_S
+    for _ in range(asked):
+        try:
+            member, work = answers.get(timeout=max(until_s - time.monotonic(), 0.0))
+        except queue.Empty:
+            break
         try:
             answer = work.wait()
             if isinstance(answer, np.ndarray):
-                found[member] = read_answer(answer.tobytes(), sender=str(member))
+                found[member] = held = read_answer(answer.tobytes(), sender=str(member))
+                if isinstance(held, Manifest) or not held.gone:
+                    until_s = min(until_s, time.monotonic() + PATIENCE_S)
         except HiveError as error:
             _log.info("%s did not say what it holds: %s", member, error)
     return found
+
+
+def _answered(answers: queue.SimpleQueue[tuple[T, Work]], by: T, work: Work) -> None:
+    """In the transport's thread."""
+    answers.put((by, work))
 
 
 def agreed(found: dict[Member, Manifest | Absent]) -> tuple[Manifest, list[Member]] | None:
@@ -118,7 +140,7 @@ class Fetch:
         self._cuts = self.what.cuts()
         self._missing = set(range(len(self._cuts)))
         self._unasked: deque[int] = deque()
-        self._answers: queue.SimpleQueue[tuple[_Source, int, Work]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[tuple[_Source, int], Work]] = queue.SimpleQueue()
 
     @property
     def done(self) -> bool:
@@ -149,7 +171,7 @@ class Fetch:
             for count in range(1, AHEAD + 1):  # one after the other: what is small comes from several, too
                 sources = [one for one in sources if len(one.asked) >= count or self._ask(one, sources)]
             try:
-                source, index, work = self._answers.get(timeout=LOOK_S)
+                (source, index), work = self._answers.get(timeout=LOOK_S)
             except queue.Empty:
                 continue
             since_s = source.asked.pop(index)
@@ -171,7 +193,7 @@ class Fetch:
             self._unasked.append(index)
             return False
         source.asked[index] = now_s
-        work.add_done_callback(functools.partial(self._answered, self._answers, source, index))
+        work.add_done_callback(functools.partial(_answered, self._answers, (source, index)))
         return True
 
     def _late(self, source: _Source, sources: Sequence[_Source], now_s: float) -> int | None:
@@ -180,13 +202,6 @@ class Fetch:
         waits_s = {index: now_s - since_s.get(index, 0.0) for index in self._missing - source.asked.keys()}
         index = max(waits_s, key=lambda one: waits_s[one], default=None)
         return index if index is not None and waits_s[index] > 2 * source.took_s else None
-
-    @staticmethod
-    def _answered(
-        answers: queue.SimpleQueue[tuple[_Source, int, Work]], source: _Source, index: int, work: Work
-    ) -> None:
-        """In the transport's thread."""
-        answers.put((source, index, work))
 
     def _take(self, member: Member, index: int, work: Work) -> bool:
         """Whether this holder gave what it was asked for."""

@@ -47,7 +47,7 @@ def collect(ranks: Ranks, of: list[int], *, shuffled: bool = False) -> dict[int,
     asking = threading.Thread(target=lambda: found.update(ranks.surveys[0].collect(of, limit_s=20.0)))
     asking.start()
     while asking.is_alive():
-        waiting, ranks.under_way = ranks.under_way, []
+        waiting = [ranks.under_way.pop(0) for _ in range(len(ranks.under_way))]  # the other thread appends meanwhile
         if shuffled:
             random.Random(1).shuffle(waiting)
         for one in waiting:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -13,6 +14,7 @@ from hive_qos.errors import CancelledError, PeerError
 from transport.volatile.following import Pace
 from transport.volatile.protocol.messages import Ask
 from transport.volatile.protocol.view import DIGEST_BYTES, Member
+from transport.volatile.transfer import fetch as fetch_module
 from transport.volatile.transfer import manifest
 from transport.volatile.transfer import shelf as shelf_module
 from transport.volatile.transfer.fetch import AHEAD, Fetch, Holder, agreed, ask_all
@@ -37,7 +39,10 @@ def manifest_of(step: int, tensors: list[memoryview]) -> Manifest:
 
 
 class Served:
-    """A holder over a shelf; it answers at once, or never for a piece if `silent`, or with what `spoil` makes."""
+    """A holder over a shelf; it answers at once, or with what `spoil` makes.
+
+    Never for a piece if `silent`, and to nothing if `dead`.
+    """
 
     def __init__(
         self,
@@ -46,15 +51,19 @@ class Served:
         *,
         lost_after: int = 10**9,
         silent: bool = False,
+        dead: bool = False,
         spoil: Callable[[bytes], bytes] = bytes,
     ) -> None:
         self.holder = Holder(member, self._question)
         self._shelf, self._lost_after, self._silent, self._spoil = shelf, lost_after, silent, spoil
+        self._dead = dead
         self._answers = itertools.count()
         self.asked: list[int] = []
 
     def _question(self, step: int, index: int | None) -> Work:
         work = Work("a piece")
+        if self._dead:
+            return work
         if index is not None:
             self.asked.append(index)
             if self._silent:
@@ -152,6 +161,20 @@ def test_a_shelf_gives_results_and_knows_which_are_gone_and_which_will_come() ->
         assert read_answer(bytes(shelf.answer(Ask(step, None, 0))), sender="a") == Absent(6, gone)
     assert bytes(shelf.answer(Ask(7, 0, 0))) == bytes(shelf.answer(Ask(6, 99, 0))) == b""
     assert (shelf.digest_after(5), shelf.digest_after(6), shelf.digest_after(7)) == (DIGEST, DIGEST, None)
+
+
+def test_who_has_died_is_not_waited_for_where_another_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss of a holder is known after seconds, in which those that answered may be lost, too."""
+    monkeypatch.setattr(fetch_module, "PATIENCE_S", 0.05)
+    dead, other = Served(MEMBERS[0], shelf_with(), dead=True), Served(MEMBERS[1], shelf_with())
+    for step, kind in ((STATE, Manifest), (6, Absent)):
+        (held,) = ask_all([dead.holder, other.holder], step).values()
+        assert isinstance(held, kind)
+    monkeypatch.setattr(fetch_module, "UNANSWERED_S", 0.2)
+    began_s = time.monotonic()
+    assert ask_all([dead.holder, other.holder], 4) == {MEMBERS[1]: Absent(5, gone=True)}, "the other one may have it"
+    assert time.monotonic() - began_s >= 0.2
+    assert ask_all([dead.holder], STATE) == {}
 
 
 def test_a_state_goes_when_a_result_after_it_has_given_way(monkeypatch: pytest.MonkeyPatch) -> None:
