@@ -305,9 +305,6 @@ class Control:
                 case Connect(number):
                     self._follow_plan(number, sender)
                 case Connected(number):
-                    if sender == self.member:
-                        with self.changed:
-                            self.state = commit.connected(self.state, number)
                     self._first.connected(sender, number)
                 case Arrived(epoch, step, quorum) if epoch == self.view.epoch:
                     self._first.arrived(sender, step, quorum)
@@ -322,12 +319,19 @@ class Control:
                     pass
 
     def _see_losses(self) -> None:
-        lost = self.links.present.lost() & set(self.view.members) - self.state.lost
+        lost = self._lost_now()
+        if self.member in self.view.joining and lost | self.state.lost >= set(self.view.workers):
+            self.read_view()  # they may have gone on, over other connections: nobody tells a learner
+            lost = self._lost_now()
         suspicious, self._suspicious = self._suspicious, False
         if lost or (suspicious and self.state.phase is not Phase.FROZEN):
             if lost:
                 _log.info("epoch %d: %s cannot be reached", self.view.epoch, ", ".join(map(str, sorted(lost))))
             self.apply(commit.changed, lost=lost, at_boundary=not suspicious and not self.is_idle)
+
+    def _lost_now(self) -> frozenset[Member]:
+        """Members of the view that are gone, as the state does not know yet."""
+        return self.links.present.lost() & set(self.view.members) - self.state.lost
 
     def read_view(self) -> None:
         """Enter the view that the register holds."""

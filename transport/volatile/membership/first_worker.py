@@ -55,6 +55,7 @@ class FirstWorker:
         self._admission.forget(view.members)
         self._agreement.links.give_up_plan()  # whoever is first now makes a new one
         self._deadlines.forget()
+        self._wish_connections()
 
     # Who asks to join.
 
@@ -99,8 +100,15 @@ class FirstWorker:
     def connected(self, sender: Member, number: int) -> None:
         """That member has the connections of that number."""
         self._admission.connected(number, sender)
+        self._wish_connections()
         if self._agreement.state.phase is not Phase.FROZEN:
             self.admit()
+
+    def _wish_connections(self) -> None:
+        """Every member's task: have the next view work on its newest connections, once all who learn have them, too."""
+        newest = self._agreement.links.newest.number
+        if self._admission.have(newest) >= {self._agreement.member, *self._view.joining}:
+            self._agreement.apply(commit.connected, newest)
 
     # Who learns.
 

@@ -131,6 +131,10 @@ class Admission:
         for old in sorted(self._connected)[:-2]:
             del self._connected[old]
 
+    def have(self, number: int) -> frozenset[Member]:
+        """Who has said that it has the connections of that number."""
+        return frozenset(self._connected.get(number, ()))
+
     def next(
         self,
         living: frozenset[Member],
@@ -155,7 +159,7 @@ class Admission:
             self._planned_s = None
             return None
         wanted = living | self._chosen()
-        there = frozenset(self._connected.get(newest, ()))
+        there = self.have(newest)
         if there >= wanted:
             joining = there & self._candidates.keys()
             self._named |= joining

@@ -93,7 +93,7 @@ class Wish:
         joining: who is to learn: new ones, or workers that are always late.
         ready: who has learnt, and is to work.
         asked: how many requests to join have been looked at.
-        mesh: the newest connections that the member has.
+        mesh: the newest connections that the member has, and all who learn.
         pause: the view is to wait for those who learn.
     """
 
@@ -321,9 +321,9 @@ def changed(
     return _freeze(state, gone)
 
 
-def connected(state: State, mesh: int) -> State:
-    """This member has the connections of that number, too."""
-    return replace(state, wish=replace(state.wish, mesh=mesh))
+def connected(state: State, mesh: int) -> tuple[State, list[Action]]:
+    """This member has the connections of that number, too, and so have all who learn, who have no say."""
+    return replace(state, wish=replace(state.wish, mesh=mesh)), []
 
 
 def leave(state: State) -> tuple[State, list[Action]]:

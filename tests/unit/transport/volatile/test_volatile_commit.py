@@ -98,7 +98,7 @@ def test_who_leaves_is_not_waited_for() -> None:
 
 def test_who_asks_to_join_learns_in_the_next_view_if_all_workers_are_connected_to_it() -> None:
     two = View(1, (A, B), 0, VIEW.digest)
-    state, _ = commit.changed(commit.connected(commit.begin(A, two), 2), joining=frozenset({C}), asked=4)
+    state, _ = commit.changed(commit.connected(commit.begin(A, two), 2)[0], joining=frozenset({C}), asked=4)
     for mesh, members in ((2, (A, B, C)), (1, (A, B))):
         stand = Frozen(1, 0, VIEW.digest, wish=Wish(mesh=mesh))
         view = _next_view(commit.received(state, B, stand)[1])

@@ -1,0 +1,50 @@
+"""What every member keeps for the case that it is the first: which connections the next view is to work on."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from transport.volatile.membership.first_worker import FirstWorker
+from transport.volatile.protocol import commit
+from transport.volatile.protocol.view import DIGEST_BYTES, Member, View
+from transport.volatile.register.register import MemoryStore, Register
+
+A, B, LEARNER, NEW = (Member(name, 1) for name in "abcd")
+
+
+class Stand:
+    """The control of `B`, which is not the first: its newest connections have the number 2."""
+
+    def __init__(self) -> None:
+        self.member = B
+        self.links = SimpleNamespace(newest=SimpleNamespace(number=2), give_up_plan=lambda: None)
+        self.enter(View(1, (A, B, LEARNER), 0, bytes(DIGEST_BYTES), (LEARNER,)))
+
+    def enter(self, view: View) -> None:
+        self.state = commit.begin(B, view)
+
+    def apply(self, rule: Any, *args: Any) -> None:
+        self.state, _ = rule(self.state, *args)
+
+
+def test_the_next_view_works_on_new_connections_once_all_who_learn_have_them_and_no_view_forgets_it() -> None:
+    stand = Stand()
+    first = FirstWorker(Register(MemoryStore(), job="job"), stand)  # type: ignore[arg-type]
+    for member in (A, NEW, B):
+        first.connected(member, 2)
+    assert stand.state.wish.mesh == 1, "who learns could not go on with the others"
+    first.connected(LEARNER, 2)
+    assert stand.state.wish.mesh == 2
+    stand.enter(View(2, (A, B, LEARNER), 0, bytes(DIGEST_BYTES)))  # for another reason, before others had them
+    first.entered(stand.state.view)
+    assert stand.state.wish.mesh == 2, "else who is let in next would be in a view of other connections than its own"
+
+
+def test_who_learns_and_is_lost_holds_nobody_up() -> None:
+    stand = Stand()
+    first = FirstWorker(Register(MemoryStore(), job="job"), stand)  # type: ignore[arg-type]
+    first.connected(B, 2)
+    stand.enter(View(2, (A, B), 0, bytes(DIGEST_BYTES)))
+    first.entered(stand.state.view)
+    assert stand.state.wish.mesh == 2
