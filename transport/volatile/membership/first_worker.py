@@ -65,6 +65,7 @@ class FirstWorker:
         Raises:
             RegisterLostError: the register cannot be reached.
         """
+        self._wish_connections()
         if not self.is_us:
             return
         view, links, admission, now_s = self._view, self._agreement.links, self._admission, time.monotonic()
@@ -84,7 +85,8 @@ class FirstWorker:
             case MakePlan(members):
                 self._connect(view, members)
             case LetIn(joining, asked, pause) if joining and not joining <= self._agreement.state.wish.joining:
-                self._change(joining=joining, asked=asked, pause=pause)
+                if self._agreement.state.wish.mesh == links.newest.number:
+                    self._change(joining=joining, asked=asked, pause=pause)
             case _:
                 pass
 
@@ -100,15 +102,15 @@ class FirstWorker:
     def connected(self, sender: Member, number: int) -> None:
         """That member has the connections of that number."""
         self._admission.connected(number, sender)
-        self._wish_connections()
         if self._agreement.state.phase is not Phase.FROZEN:
             self.admit()
 
     def _wish_connections(self) -> None:
         """Every member's task: have the next view work on its newest connections, once all who learn have them, too."""
-        newest = self._agreement.links.newest.number
-        if self._admission.have(newest) >= {self._agreement.member, *self._view.joining}:
-            self._agreement.apply(commit.connected, newest)
+        links, state = self._agreement.links, self._agreement.state
+        need = {self._agreement.member, *self._view.joining} - links.present.lost()
+        if state.wish.mesh < links.newest.number and self._admission.have(links.newest.number) >= need:
+            self._agreement.apply(commit.connected, links.newest.number)
 
     # Who learns.
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from transport.volatile.membership.first_worker import FirstWorker
 from transport.volatile.protocol import commit
 from transport.volatile.protocol.view import DIGEST_BYTES, Member, View
@@ -18,7 +20,10 @@ class Stand:
 
     def __init__(self) -> None:
         self.member = B
-        self.links = SimpleNamespace(newest=SimpleNamespace(number=2), give_up_plan=lambda: None)
+        self.lost: frozenset[Member] = frozenset()
+        self.links = SimpleNamespace(
+            newest=SimpleNamespace(number=2), present=SimpleNamespace(lost=lambda: self.lost), give_up_plan=lambda: None
+        )
         self.enter(View(1, (A, B, LEARNER), 0, bytes(DIGEST_BYTES), (LEARNER,)))
 
     def enter(self, view: View) -> None:
@@ -41,10 +46,16 @@ def test_the_next_view_works_on_new_connections_once_all_who_learn_have_them_and
     assert stand.state.wish.mesh == 2, "else who is let in next would be in a view of other connections than its own"
 
 
-def test_who_learns_and_is_lost_holds_nobody_up() -> None:
+@pytest.mark.parametrize("in_the_next_view", [False, True])
+def test_who_learns_and_is_lost_holds_nobody_up(in_the_next_view: bool) -> None:
     stand = Stand()
     first = FirstWorker(Register(MemoryStore(), job="job"), stand)  # type: ignore[arg-type]
     first.connected(B, 2)
-    stand.enter(View(2, (A, B), 0, bytes(DIGEST_BYTES)))
-    first.entered(stand.state.view)
+    assert stand.state.wish.mesh == 1
+    if in_the_next_view:
+        stand.enter(View(2, (A, B), 0, bytes(DIGEST_BYTES)))
+        first.entered(stand.state.view)
+    else:
+        stand.lost = frozenset({LEARNER})
+        first.admit()  # as each member does now and then
     assert stand.state.wish.mesh == 2
