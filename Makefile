@@ -78,7 +78,7 @@ coverage: setup ## Lines that unit and loopback tests reach, in out/coverage; CO
 	@bash tools/coverage.sh $(BIN)/python $(COVERAGE)
 
 ##@ At night
-.PHONY: nightly test-law test-native test-torch fuzz sanitize sanitize-address sanitize-thread sanitize-faults test-pythons test-kernels test-page test-storage test-etcd test-churn test-chart test-image test-deb audit
+.PHONY: nightly test-law test-native test-torch fuzz sanitize sanitize-address sanitize-thread sanitize-faults test-pythons test-kernels test-page test-storage test-etcd test-churn test-crowded test-chart test-image test-deb audit
 nightly: setup ## All below, a short benchmark, unstable tests, in hours; NIGHTLY="fuzz bench" for less
 	@$(BIN)/python -m tools.nightly $(NIGHTLY)
 
@@ -115,6 +115,9 @@ test-etcd: setup ## Volatile groups with Debian's etcd as their register, in a m
 test-churn: setup ## Random kills and cut links in a volatile group, 10 minutes; CHURN="--seconds 30" for less
 	@rm -rf out/churn
 	@$(BIN)/python -m tools.measure.volatile_churn --keep out/churn $(CHURN)
+
+test-crowded: setup ## Groups' tests in six copies at once, with threads that change often, in 20 minutes
+	@$(BIN)/python -m tools.crowded
 
 test-kernels: setup ## What touches the kernel, on Debian's kernels in qemu, as root: KERNELS="bookworm trixie"
 	@bash tools/kernels.sh $(BIN)/python $(KERNELS)

@@ -33,6 +33,7 @@ STEPS: Mapping[str, Sequence[str]] = {
     "storage": (*MAKE, "test-storage"),
     "etcd": (*MAKE, "test-etcd"),
     "churn": (*MAKE, "test-churn"),
+    "crowded": (*MAKE, "test-crowded"),
     "chart": (*MAKE, "test-chart"),
     "image": (*MAKE, "test-image"),
     "deb": (*MAKE, "test-deb"),
