@@ -9,6 +9,9 @@ A line for each thing that is done, with whom it meets and the commits so far, a
 hashes its weights after every step. The run ends at once, with exit code 1, where two hashes of a step differ, a
 member leaves out a step or breaks down, or nobody commits for a minute. A seed repeats what is done to whom, not the
 moment within a step.
+
+With a quorum a step may be lost with all who made it, and be done again by the others: then two hashes may differ, but
+of those that hold one of the two nobody may go on.
 """
 
 from __future__ import annotations
@@ -51,18 +54,28 @@ SEEN_S = 5.0
 """Steps that come so long after an event are its doing."""
 STALLED_S = 60.0
 """Without a commit: far longer than any loss, and than starting on a busy machine."""
+GOES_ON_S = 20.0
+"""Who commits so long after two hashes of a step differed was not lost then."""
+KEPT_STEPS = 2000
 START, KILL, STOP, LEAVE, CUT, APART = "start", "kill", "stop", "leave", "cut off", "sites apart"
 OVER = {STOP: "goes on", CUT: "reached", APART: "sites joined"}
 
 
 class History:
-    """What members say of their commits, checked as it comes: one chain of steps, the same weights after each."""
+    """What members say of their commits, checked as it comes: one chain of steps, the same weights after each.
 
-    def __init__(self) -> None:
+    Args:
+        quorum: steps need not wait for all, so that all who made one may be lost.
+    """
+
+    def __init__(self, *, quorum: bool = False) -> None:
         self.commits_s: dict[int, float] = {}
         self.errors: dict[str, str] = {}
         self.wrong: list[str] = []
-        self._first: dict[int, tuple[str, str]] = {}
+        self.done_again_s: dict[int, float] = {}
+        """Steps of which there are two results, and since when."""
+        self._quorum = quorum
+        self._results: dict[int, dict[str, list[str]]] = {}
         self._last: dict[str, int] = {}
         self._last_s: dict[str, float] = {}
 
@@ -76,13 +89,29 @@ class History:
             return
         step, digest = int(said["step"]), str(said["digest"])
         self.commits_s[step] = min(said["at_s"], self.commits_s.get(step, said["at_s"]))
-        first_name, first_digest = self._first.setdefault(step, (name, digest))
-        if digest != first_digest:
-            self.wrong.append(f"step {step}: the weights of {name} are {digest}, those of {first_name} {first_digest}")
+        results = self._results.setdefault(step, {})
+        results.setdefault(digest, []).append(name)
+        if len(results) > 1:
+            self.done_again_s.setdefault(step, said["at_s"])
+        if step - KEPT_STEPS not in self.done_again_s:
+            self._results.pop(step - KEPT_STEPS, None)
         last = self._last.get(name, step - 1)
         if step != last + 1:
             self.wrong.append(f"{name} committed step {step} after step {last}")
         self._last[name], self._last_s[name] = step, said["at_s"]
+        self._compare()
+
+    def _compare(self) -> None:
+        """Of several results of a step one may go on, where those who held the others were lost."""
+        for step, since_s in self.done_again_s.items():
+            results = self._results[step].items()
+            held = {
+                digest: [one for one in names if not self._quorum or self.commits_since(one, since_s + GOES_ON_S)]
+                for digest, names in results
+            }
+            going_on = [f"of {', '.join(names)} {digest}" for digest, names in held.items() if names]
+            if len(going_on) > 1:
+                self.wrong.append(f"step {step}: the weights are {', '.join(going_on)}")
 
     def commits_since(self, name: str, at_s: float) -> bool:
         """Whether a member has committed later than that."""
@@ -129,7 +158,7 @@ class Churn:
         self._back_s: dict[str, float] = {}
         self._tails: dict[str, Tail] = {}
         self._begin_s = time.monotonic()
-        self.history = History()
+        self.history = History(quorum=bool(wishes["quorum"]))
         self.events: list[tuple[str, float]] = []
         self._address = f"{lab['r0'].address}:{REGISTER_PORT}"
         self._program("r0", "r0")
@@ -258,6 +287,8 @@ def report(churn: Churn) -> bool:
             print(f"{kind:12} {len(gaps_s):5} times; then without a commit: {median_s:.2f} s, {longest_s:.2f} at most")
     wrong = [*history.wrong, *(f"nobody committed step {step}" for step in history.left_out())]
     print("\n".join(f"WRONG: {one}" for one in wrong) or "the hashes of the weights are the same after every commit")
+    if history.done_again_s:
+        print(f"but for {len(history.done_again_s)} steps, which were done again: all who had made them were lost")
     return not wrong
 
 
