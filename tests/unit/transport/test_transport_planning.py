@@ -303,14 +303,23 @@ def test_a_link_that_idles_between_bursts_is_not_taken_for_a_slow_one():
     assert link.report().down_bits_per_s == pytest.approx(MBIT, rel=0.01)
 
 
-def carry_to(rates: LinkRates, mbit_of_peers: list[dict[int, int]]) -> None:
-    """One slot for each item: how much goes to each peer, and comes from it."""
+def carry_to(rates: LinkRates, mbit_of_peers: list[dict[int, int]], limited: list[set[int]] | None = None) -> None:
+    """One slot for each item: how much goes to each peer, and comes from it.
+
+    Args:
+        limited: of each slot the peers for whom there was not always something left to send; none without.
+    """
     sent, rtt_s = dict.fromkeys(mbit_of_peers[0], 0), {1: 0.0003, 2: 0.04, 3: 0.04}
     for number, slot in enumerate(mbit_of_peers):
+        waits = limited[number] if limited else set()
         for peer, mbit in slot.items():
             sent[peer] += int(mbit * MBIT / 8 * SLOT_S)
         connections = {
-            peer: replace(statistics(delivered=nbytes, received=nbytes), rtt_s_min=rtt_s[peer])
+            peer: replace(
+                statistics(delivered=nbytes, received=nbytes),
+                rtt_s_min=rtt_s[peer],
+                application_limited=peer in waits,
+            )
             for peer, nbytes in sent.items()
         }
         rates.sample(100.0 + number * SLOT_S, connections)
@@ -322,6 +331,18 @@ def test_a_fast_link_that_waits_for_a_slow_peer_is_not_taken_for_a_slow_one():
     carry_to(rates, [{1: 0, 2: 0, 3: 0}] * 2 + [to_all] * 10 + [to_the_slow_one] * 2 * WINDOWS_KEPT)
     report = rates.report(frozenset())
     assert report.up_bits_per_s == report.down_bits_per_s == pytest.approx(100 * MBIT, rel=0.01)
+
+
+def test_what_a_link_carries_while_its_rank_waits_for_others_says_only_that_it_may_be_faster():
+    waiting, full, faster = {1: 11, 2: 11, 3: 8}, {1: 46, 2: 46, 3: 8}, {1: 70, 2: 70, 3: 10}
+    phases = [({1: 0, 2: 0, 3: 0}, set[int](), 2), (waiting, {1, 2}, 20), (full, set[int](), 10)]
+    phases += [(waiting, {1, 2}, 2 * WINDOWS_KEPT), (faster, {1, 2, 3}, 10)]
+    for count, mbit in ((2, 0), (3, 100), (4, 100), (5, 150)):
+        rates = LinkRates()
+        slots = [(slot, waits) for slot, waits, times in phases[:count] for _ in range(times)]
+        carry_to(rates, [slot for slot, _ in slots], [waits for _, waits in slots])
+        report = rates.report(frozenset())
+        assert report.up_bits_per_s == report.down_bits_per_s == pytest.approx(mbit * MBIT, rel=0.01)
 
 
 def test_a_link_that_is_slow_itself_is_known_within_the_windows_that_are_kept():
@@ -505,6 +526,7 @@ def test_what_is_explained_may_be_added_to_meanwhile():
 
 def test_two_connections_to_a_rank_count_together_what_goes_through_memory_too() -> None:
     one = replace(statistics(delivered=1, received=10), shared_sent_bytes=100, shared_received_bytes=1000)
-    both = together(one, replace(one, rtt_s_min=0.005))
+    both = together(one, replace(one, rtt_s_min=0.005, application_limited=not one.application_limited))
     assert (both.delivered_bytes, both.received_bytes, both.rtt_s_min) == (2, 20, 0.005)
     assert (both.shared_sent_bytes, both.shared_received_bytes) == (200, 2000)
+    assert not both.application_limited, "over one of them there was always something left to send"

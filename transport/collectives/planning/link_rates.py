@@ -6,14 +6,17 @@ WINDOWS_KEPT count, without the top OUTLIERS. Idle links say nothing: what was m
 
 Nor does a link say anything of itself that waits for another one. While one peer alone is served, its link may be what
 is slow; while other sites alone are, what leads there may be. Windows like these do not count: a rank with a fast link
-spends most of its time so where one rank is slow, and would be taken for slow itself.
+spends most of its time so where one rank is slow, and would be taken for slow itself. Of a rank's own link those count
+in which it always had something left to send to several peers: else it waited for others. What went through in others
+is evidence of a faster link alone, where it is more than that: BBR's rule for who has nothing to send, which
+draft-ietf-ccwg-bbr has.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from transport.engine.base import ConnectionStatistics
@@ -59,14 +62,22 @@ Window: TypeAlias = tuple[Carried, ...]
 """WINDOW_SLOTS slots, one after another."""
 
 
+@dataclass(frozen=True)
+class _Windows:
+    """The last in which a link was busy, and the last of those that say how much it carries."""
+
+    all: deque[Window] = field(default_factory=lambda: deque(maxlen=WINDOWS_KEPT))
+    full: deque[Window] = field(default_factory=lambda: deque(maxlen=WINDOWS_KEPT))
+
+
 class LinkRates:
     """The slots of one rank. In the transport's thread."""
 
     def __init__(self) -> None:
         self._sent: deque[Carried] = deque(maxlen=WINDOW_SLOTS)
         self._received: deque[Carried] = deque(maxlen=WINDOW_SLOTS)
-        self._up: deque[Window] = deque(maxlen=WINDOWS_KEPT)
-        self._down: deque[Window] = deque(maxlen=WINDOWS_KEPT)
+        self._full: deque[bool] = deque(maxlen=WINDOW_SLOTS)
+        self._up, self._down = _Windows(), _Windows()
         self._counters: dict[int, tuple[int, int]] = {}
         self._rtt_us: dict[int, int] = {}
         self._since_s = 0.0
@@ -87,6 +98,7 @@ class LinkRates:
         }
         took_s = now_s - self._since_s
         known = [rank for rank in counters if rank in self._counters]
+        self._full.append(sum(not one.application_limited for one in connections.values()) > 1)
         for slots, windows, which in ((self._sent, self._up, 0), (self._received, self._down, 1)):
             if took_s > 2 * SLOT_S:
                 slots.clear()
@@ -96,7 +108,9 @@ class LinkRates:
             )
             window = tuple(slots)
             if len(window) == WINDOW_SLOTS and _is_continuous(window) and _is_spread(window):
-                windows.append(window)
+                windows.all.append(window)
+                if all(self._full) or 0 < _nearly_most([_rate(one) for one in windows.full]) < _rate(window):
+                    windows.full.append(window)
         self.see_round_trips(connections)
         self._counters, self._since_s = counters, now_s
 
@@ -112,12 +126,12 @@ class LinkRates:
         Args:
             far: ranks of the endpoint that are at other sites.
         """
-        up, down = ([one for one in windows if self._is_near(one, far)] for windows in (self._up, self._down))
+        up, down = ([one for one in each.full if self._is_near(one, far)] for each in (self._up, self._down))
         return LinkReport(
             up_bits_per_s=_nearly_most([_rate(window) for window in up]),
             down_bits_per_s=_nearly_most([_rate(window) for window in down]),
-            far_up_bits_per_s=_nearly_most([_rate(window, far) for window in self._up]),
-            far_down_bits_per_s=_nearly_most([_rate(window, far) for window in self._down]),
+            far_up_bits_per_s=_nearly_most([_rate(window, far) for window in self._up.all]),
+            far_down_bits_per_s=_nearly_most([_rate(window, far) for window in self._down.all]),
             rtt_us=dict(self._rtt_us),
         )
 
@@ -130,7 +144,8 @@ def together(one: ConnectionStatistics, other: ConnectionStatistics) -> Connecti
     """Two connections to one rank as one, as far as `LinkRates` looks at them."""
     added = ("delivered_bytes", "received_bytes", "shared_sent_bytes", "shared_received_bytes")
     sums = {name: getattr(one, name) + getattr(other, name) for name in added}
-    return replace(one, **sums, rtt_s_min=min(one.rtt_s_min, other.rtt_s_min))
+    limited = one.application_limited and other.application_limited
+    return replace(one, **sums, rtt_s_min=min(one.rtt_s_min, other.rtt_s_min), application_limited=limited)
 
 
 def _is_continuous(window: Window) -> bool:
