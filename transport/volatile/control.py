@@ -122,7 +122,8 @@ class Control:
                 if isinstance(one, Commit):
                     self.decided = one
                 if isinstance(one, Left) and one.differs is not None:
-                    self.fail(computes_wrong(self.member, one.differs))
+                    reason = "is not the one that the others go on with: this machine computes wrong, or they do"
+                    self.fail(PeerError(str(self.member), f"its result of step {one.differs} {reason}"))
                 elif isinstance(one, Left):
                     why = "steps were committed that it does not hold" if one.behind else "it was out of reach"
                     self.fail(EvictedError(f"epoch {one.epoch} goes on without {self.member}: {why}"))
@@ -425,14 +426,6 @@ class Control:
                 case _:
                     pass
         self._succession.go_on()
-
-
-def computes_wrong(member: Member, step: int, shown: str = "") -> PeerError:
-    """What ends a member whose result differs from that of the others. `shown`: the digests, where they are known."""
-    found = f" ({shown})" if shown else ""
-    return PeerError(
-        str(member), f"its result of step {step} is not that of the others{found}: this machine computes wrong"
-    )
 
 
 def _wait(work: Work, give_up_s: float) -> None:

@@ -35,7 +35,7 @@ from transport.group import Group
 from transport.settings import Settings
 from transport.tensors import TensorView
 from transport.volatile import departure
-from transport.volatile.control import Control, computes_wrong
+from transport.volatile.control import Control
 from transport.volatile.following import ApplyResult, Follower
 from transport.volatile.protocol import commit
 from transport.volatile.protocol.commit import Commit, Differ, Phase, Prepared
@@ -441,7 +441,10 @@ class VolatileGroup:
         odd = ", ".join(map(str, sorted(differ.odd)))
         _log.warning("results of step %d differ%s: %s", differ.step, f", {odd} is odd" if odd else "", shown)
         if self.member in differ.odd:
-            self._control.fail(computes_wrong(self.member, differ.step, shown))
+            reason = (
+                f"its result of step {differ.step} is not that of the others ({shown}): this machine computes wrong"
+            )
+            self._control.fail(PeerError(str(self.member), reason))
 
     def _settled(self, view: View, step: int) -> bool:
         """After a failure: have the view changed, and wait until it is. Whether the step was committed with that."""

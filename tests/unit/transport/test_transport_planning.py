@@ -337,12 +337,31 @@ def test_what_a_link_carries_while_its_rank_waits_for_others_says_only_that_it_m
     waiting, full, faster = {1: 11, 2: 11, 3: 8}, {1: 46, 2: 46, 3: 8}, {1: 70, 2: 70, 3: 10}
     phases = [({1: 0, 2: 0, 3: 0}, set[int](), 2), (waiting, {1, 2}, 20), (full, set[int](), 10)]
     phases += [(waiting, {1, 2}, 2 * WINDOWS_KEPT), (faster, {1, 2, 3}, 10)]
-    for count, mbit in ((2, 0), (3, 100), (4, 100), (5, 150)):
+    for count, mbit in ((2, 30), (3, 100), (4, 100), (5, 150)):
         rates = LinkRates()
         slots = [(slot, waits) for slot, waits, times in phases[:count] for _ in range(times)]
         carry_to(rates, [slot for slot, _ in slots], [waits for _, waits in slots])
         report = rates.report(frozenset())
         assert report.up_bits_per_s == report.down_bits_per_s == pytest.approx(mbit * MBIT, rel=0.01)
+        assert report.full is (count > 2)
+
+
+@pytest.mark.parametrize("full", [(True, False, False), (False, False, False)])
+def test_who_waited_for_the_others_is_not_the_slow_one_where_another_was_bound_by_its_own_link(full: tuple[bool, ...]):
+    slow, fast = link(25, rtt_us={}), link(30, rtt_us={})
+    reports = [replace(one, full=bound) for one, bound in zip((slow, fast, fast), full, strict=True)]
+    table = agree(rows_of(reports, table=Network.uniform(3)), Network.uniform(3), number=1)
+    others = 1000 * MBIT if any(full) else 30 * MBIT
+    assert table.up_bits_per_s == table.down_bits_per_s == (25 * MBIT, others, others)
+
+
+def test_what_goes_through_shared_memory_fills_a_link():
+    rates = LinkRates()
+    for number in range(3 * WINDOW_SLOTS):
+        one = replace(statistics(delivered=0, received=0), application_limited=True)
+        one = replace(one, shared_sent_bytes=number * 10**6, shared_received_bytes=number * 10**6)
+        rates.sample(100.0 + number * SLOT_S, {1: one, 2: one})
+    assert rates.report(frozenset()).full
 
 
 def test_a_link_that_is_slow_itself_is_known_within_the_windows_that_are_kept():

@@ -33,8 +33,9 @@ RATE_UNKNOWN_BITS_PER_S = 1_000_000_000
 """At least, of a link that was never measured: never busy for long enough, so not what others waited for."""
 RTT_US_MAX = 60_000_000
 """No round trip takes a minute: who says so counts for that far."""
-DIGEST, OPERATION, FIXED = 5, 6, 7
-"""Places in a row: of the digest of the table that holds, of the operation, and of the round trips."""
+DIGEST, OPERATION, FULL, FIXED = 5, 6, 7, 8
+"""Places in a row: of the digest of the table that holds, of the operation, of whether the link was full, and of the
+round trips."""
 
 
 def row_of(report: LinkReport, *, ranks: Sequence[int], table: Network, operation: int, site: str) -> Row:
@@ -54,6 +55,7 @@ def row_of(report: LinkReport, *, ranks: Sequence[int], table: Network, operatio
         _digest(site) if site else 0,
         _digest(repr(astuple(table))),
         operation,
+        int(report.full),
     ]
     return np.array([*fixed, *(report.rtt_us.get(rank, 0) for rank in ranks)], dtype=np.int64)
 
@@ -89,6 +91,10 @@ def last_operation(rows: Sequence[Row], *, ahead_max: int) -> int:
 def _table_of(rows: Sequence[Row], *, number: int, message_s: float) -> Network:
     size = len(rows)
     up, down, far_up, far_down, sites = (tuple(int(row[i]) for row in rows) for i in range(DIGEST))
+    if any(row[FULL] for row in rows):  # who was never bound by its own link waited for those who were
+        up, down = (
+            tuple(rate if row[FULL] else 0 for rate, row in zip(all_, rows, strict=True)) for all_ in (up, down)
+        )
     rtt = np.clip(np.array([row[FIXED:] for row in rows]), 0, RTT_US_MAX)
     np.fill_diagonal(rtt, 0)
     measured_by_both = np.minimum(rtt, rtt.T) > 0

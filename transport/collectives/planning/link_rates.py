@@ -6,16 +6,16 @@ WINDOWS_KEPT count, without the top OUTLIERS. Idle links say nothing: what was m
 
 Nor does a link say anything of itself that waits for another one. While one peer alone is served, its link may be what
 is slow; while other sites alone are, what leads there may be. Windows like these do not count: a rank with a fast link
-spends most of its time so where one rank is slow, and would be taken for slow itself. Of a rank's own link those count
-in which it always had something left to send to several peers: else it waited for others. What went through in others
-is evidence of a faster link alone, where it is more than that: BBR's rule for who has nothing to send, which
-draft-ietf-ccwg-bbr has.
+spends most of its time so where one rank is slow, and would be taken for slow itself. Full are windows in which a rank
+always had something left to send to several peers: in others it may have waited for others, and what went through says
+only that its link may be faster, which is BBR's rule (draft-ietf-ccwg-bbr). So where one rank of a group has such
+windows, ranks without them are not the slow ones.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -46,6 +46,7 @@ class LinkReport:
     Args:
         up_bits_per_s, down_bits_per_s: over all peers; 0 where nothing says how much the link carries.
         far_up_bits_per_s, far_down_bits_per_s: to and from ranks of other sites.
+        full: its own link was what bound it.
         rtt_us: the shortest round trip to each peer, by rank of the endpoint.
     """
 
@@ -54,6 +55,7 @@ class LinkReport:
     far_up_bits_per_s: int
     far_down_bits_per_s: int
     rtt_us: Mapping[int, int]
+    full: bool = True
 
 
 Carried: TypeAlias = tuple[float, Mapping[int, int]]
@@ -64,10 +66,15 @@ Window: TypeAlias = tuple[Carried, ...]
 
 @dataclass(frozen=True)
 class _Windows:
-    """The last in which a link was busy, and the last of those that say how much it carries."""
+    """The last in which a link was busy, and the last full ones of those."""
 
     all: deque[Window] = field(default_factory=lambda: deque(maxlen=WINDOWS_KEPT))
     full: deque[Window] = field(default_factory=lambda: deque(maxlen=WINDOWS_KEPT))
+
+    def near(self, is_near: Callable[[Window], bool]) -> tuple[int, bool]:
+        """Bits per second of those that `is_near` lets pass; whether full ones are among them."""
+        full, all_ = (_nearly_most([_rate(one) for one in each if is_near(one)]) for each in (self.full, self.all))
+        return max(full, all_), full > 0
 
 
 class LinkRates:
@@ -79,6 +86,7 @@ class LinkRates:
         self._full: deque[bool] = deque(maxlen=WINDOW_SLOTS)
         self._up, self._down = _Windows(), _Windows()
         self._counters: dict[int, tuple[int, int]] = {}
+        self._shared: dict[int, int] = {}
         self._rtt_us: dict[int, int] = {}
         self._since_s = 0.0
 
@@ -98,7 +106,13 @@ class LinkRates:
         }
         took_s = now_s - self._since_s
         known = [rank for rank in counters if rank in self._counters]
-        self._full.append(sum(not one.application_limited for one in connections.values()) > 1)
+        shared = {rank: one.shared_sent_bytes for rank, one in connections.items()}
+        sends = [
+            rank
+            for rank, one in connections.items()
+            if not one.application_limited or shared[rank] > self._shared.get(rank, shared[rank])
+        ]
+        self._full.append(len(sends) > 1)
         for slots, windows, which in ((self._sent, self._up, 0), (self._received, self._down, 1)):
             if took_s > 2 * SLOT_S:
                 slots.clear()
@@ -109,10 +123,10 @@ class LinkRates:
             window = tuple(slots)
             if len(window) == WINDOW_SLOTS and _is_continuous(window) and _is_spread(window):
                 windows.all.append(window)
-                if all(self._full) or 0 < _nearly_most([_rate(one) for one in windows.full]) < _rate(window):
+                if all(self._full):
                     windows.full.append(window)
         self.see_round_trips(connections)
-        self._counters, self._since_s = counters, now_s
+        self._counters, self._shared, self._since_s = counters, shared, now_s
 
     def see_round_trips(self, connections: Mapping[int, ConnectionStatistics]) -> None:
         """Keep the shortest ever: under load, an engine's own minimum of the last seconds has queues in it."""
@@ -126,13 +140,16 @@ class LinkRates:
         Args:
             far: ranks of the endpoint that are at other sites.
         """
-        up, down = ([one for one in each.full if self._is_near(one, far)] for each in (self._up, self._down))
+        (up, up_full), (down, down_full) = (
+            each.near(lambda window: self._is_near(window, far)) for each in (self._up, self._down)
+        )
         return LinkReport(
-            up_bits_per_s=_nearly_most([_rate(window) for window in up]),
-            down_bits_per_s=_nearly_most([_rate(window) for window in down]),
+            up_bits_per_s=up,
+            down_bits_per_s=down,
             far_up_bits_per_s=_nearly_most([_rate(window, far) for window in self._up.all]),
             far_down_bits_per_s=_nearly_most([_rate(window, far) for window in self._down.all]),
             rtt_us=dict(self._rtt_us),
+            full=up_full or down_full,
         )
 
     def _is_near(self, window: Window, far: frozenset[int]) -> bool:

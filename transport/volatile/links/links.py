@@ -160,12 +160,12 @@ class Links:
         with self._lock:
             kept = self._plan is plan and not self._closed
             replaced, self._beside = (self._beside, mesh) if kept else (mesh, self._beside)
-        if replaced is not None:
-            replaced.close()
         if kept:
             self._heard(self._me, Connected(plan.number))
         for one in plan.members - {self._me} if kept else ():
             mesh.mail(one, messages.encode(Connected(plan.number)))
+        if replaced is not None:
+            replaced.close()
 
     def _mailed(self, mesh: Mesh, sender: Member, data: bytes) -> None:
         """In the transport's thread."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from hive_qos.errors import ConnectionLostError, HiveError, PeerError
+from hive_qos.errors import CancelledError, ConnectionLostError, HiveError, PeerError
 from transport.engine.base import Priority
 from transport.group import Group
 from transport.settings import Settings
@@ -148,7 +148,7 @@ class Mesh:
 
     def _mailed(self, work: Work) -> None:
         error = work.exception()
-        if isinstance(error, ConnectionLostError | PeerError):
+        if isinstance(error, ConnectionLostError | PeerError | CancelledError) and not self._closed:
             _log.info("mesh %d: a message did not come, others may: %s", self.number, error)
         elif error is not None:
             return  # closed, or nobody else is left

@@ -107,7 +107,10 @@ class FirstWorker:
 
     def _wish_connections(self) -> None:
         """Every member's task: have the next view work on its newest connections, once all who learn have them, too."""
-        links, state = self._agreement.links, self._agreement.state
+        links = self._agreement.links
+        if self._agreement.state.wish.mesh not in (links.present.number, links.newest.number):
+            self._agreement.apply(commit.disconnected)  # others were made instead, which not all have yet
+        state = self._agreement.state
         need = {self._agreement.member, *self._view.joining} - links.present.lost()
         if state.wish.mesh < links.newest.number and self._admission.have(links.newest.number) >= need:
             self._agreement.apply(commit.connected, links.newest.number)

@@ -326,6 +326,11 @@ def connected(state: State, mesh: int) -> tuple[State, list[Action]]:
     return replace(state, wish=replace(state.wish, mesh=mesh)), []
 
 
+def disconnected(state: State) -> tuple[State, list[Action]]:
+    """The connections that the next view was to work on are gone: so is who was to be let in with them."""
+    return replace(state, wish=replace(state.wish, mesh=state.view.mesh, joining=frozenset())), []
+
+
 def leave(state: State) -> tuple[State, list[Action]]:
     """Go: the others go on without this member, and need not hear of it again."""
     if state.phase is Phase.OUT:

@@ -51,7 +51,8 @@ class Holder:
 def ask_all(holders: Sequence[Holder], step: int) -> dict[Member, Manifest | Absent]:
     """What each holder has of the result of `step`, or of a state; those who do not answer are left out.
 
-    Once one has it, or may have it in a moment, no other is waited for beyond `PATIENCE_S`: it may have died.
+    Once one has the result, no other is waited for beyond `PATIENCE_S`: it may have died. Four times that where it may
+    have it in a moment, or has a state: what most say of that counts, for no digest tells whether it is the right one.
     """
     answers: queue.SimpleQueue[tuple[Member, Work]] = queue.SimpleQueue()
     asked = 0
@@ -75,7 +76,8 @@ def ask_all(holders: Sequence[Holder], step: int) -> dict[Member, Manifest | Abs
             if isinstance(answer, np.ndarray):
                 found[member] = held = read_answer(answer.tobytes(), sender=str(member))
                 if isinstance(held, Manifest) or not held.gone:
-                    until_s = min(until_s, time.monotonic() + PATIENCE_S)
+                    patience_s = PATIENCE_S if isinstance(held, Manifest) and step != STATE else 4 * PATIENCE_S
+                    until_s = min(until_s, time.monotonic() + patience_s)
         except HiveError as error:
             _log.info("%s did not say what it holds: %s", member, error)
     return found
@@ -174,8 +176,8 @@ class Fetch:
                 (source, index), work = self._answers.get(timeout=LOOK_S)
             except queue.Empty:
                 continue
-            since_s = source.asked.pop(index)
-            source.took_s = time.monotonic() - since_s
+            now_s = time.monotonic()
+            source.took_s = now_s - source.asked.pop(index, now_s)
             if not self._take(source.holder.member, index, work):
                 sources = [one for one in sources if one is not source]
         return not self._missing

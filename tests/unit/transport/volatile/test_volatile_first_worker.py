@@ -22,7 +22,9 @@ class Stand:
         self.member = B
         self.lost: frozenset[Member] = frozenset()
         self.links = SimpleNamespace(
-            newest=SimpleNamespace(number=2), present=SimpleNamespace(lost=lambda: self.lost), give_up_plan=lambda: None
+            newest=SimpleNamespace(number=2),
+            present=SimpleNamespace(number=1, lost=lambda: self.lost),
+            give_up_plan=lambda: None,
         )
         self.enter(View(1, (A, B, LEARNER), 0, bytes(DIGEST_BYTES), (LEARNER,)))
 
@@ -59,3 +61,18 @@ def test_who_learns_and_is_lost_holds_nobody_up(in_the_next_view: bool) -> None:
         stand.lost = frozenset({LEARNER})
         first.admit()  # as each member does now and then
     assert stand.state.wish.mesh == 2
+
+
+def test_connections_that_others_have_replaced_are_no_more_wished_for() -> None:
+    """Else the next view would work on what nobody has, and all would be sent away."""
+    stand = Stand()
+    first = FirstWorker(Register(MemoryStore(), job="job"), stand)  # type: ignore[arg-type]
+    for member in (B, LEARNER):
+        first.connected(member, 2)
+    stand.state, _ = commit.changed(stand.state, joining=frozenset({NEW}), at_boundary=True)
+    assert (stand.state.wish.mesh, stand.state.wish.joining) == (2, {NEW})
+    stand.links.newest = SimpleNamespace(number=3)
+    first.connected(B, 3)
+    assert (stand.state.wish.mesh, stand.state.wish.joining) == (1, frozenset()), "who learns lacks them"
+    first.connected(LEARNER, 3)
+    assert stand.state.wish.mesh == 3
