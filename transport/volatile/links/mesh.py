@@ -148,11 +148,13 @@ class Mesh:
 
     def _mailed(self, work: Work) -> None:
         error = work.exception()
-        if isinstance(error, ConnectionLostError | PeerError | CancelledError) and not self._closed:
-            _log.info("mesh %d: a message did not come, others may: %s", self.number, error)
-        elif error is not None:
-            return  # closed, or nobody else is left
+        of_one_message = isinstance(error, ConnectionLostError | PeerError | CancelledError)
+        if error is not None and (self._closed or not of_one_message):
+            return  # or nobody else is left
         self._listen()
-        payload, source = None if error is not None else work.result(), work.source
+        if error is not None:
+            _log.info("mesh %d: a message did not come, others may: %s", self.number, error)
+            return
+        payload, source = work.result(), work.source
         if isinstance(payload, np.ndarray) and source is not None:
             self._on_mail(self, self.members[source], payload.tobytes())

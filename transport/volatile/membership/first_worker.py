@@ -1,7 +1,7 @@
 """What the first worker of a view does for all: it admits who asks to join, and says which parts of a step count.
 
 Who is to join is connected beside the steps, which go on, and then learns. It works once it holds what the others hold.
-Every member has one of these; it does something only where its member is the first.
+Every member has one of these. Where its member is not the first, it only knows who has which connections.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class FirstWorker:
     # Who asks to join.
 
     def admit(self) -> None:
-        """See who asks to join, and do what is next for them.
+        """As the first, see who asks to join, and do what is next for them. As any member, see who is connected.
 
         Raises:
             RegisterLostError: the register cannot be reached.
