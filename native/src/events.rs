@@ -18,6 +18,11 @@ pub enum Failure {
         peer: String,
         reason: String,
     },
+    /// Lost, and there is no process any more that could connect again.
+    Gone {
+        peer: String,
+        reason: String,
+    },
     Peer {
         peer: String,
         reason: String,

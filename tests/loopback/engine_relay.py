@@ -19,7 +19,7 @@ class Relay:
         self.fate = fate
         self.to_server = b""
         self._server = server
-        self._client: tuple[str, int] | None = None
+        self.client: tuple[str, int] | None = None
         self._front, self._back = (socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2))
         for sock in (self._front, self._back):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * 2**20)
@@ -56,13 +56,13 @@ class Relay:
 
     def _forward(self, data: bytes, sender: tuple[str, int], *, from_client: bool) -> None:
         if from_client:
-            self._client = sender
+            self.client = sender
             self.to_server = data
         for out in self.fate(data):
             if from_client:
                 self._back.sendto(out, self._server)
-            elif self._client is not None:
-                self._front.sendto(out, self._client)
+            elif self.client is not None:
+                self._front.sendto(out, self.client)
 
 
 def straight(data: bytes) -> list[bytes]:

@@ -143,12 +143,16 @@ class ConnectionUp:
 
 @dataclass(frozen=True)
 class ConnectionDown:
-    """A connection ended, or the attempt `attempt` never came up (`connection` is then None)."""
+    """A connection ended, or the attempt `attempt` never came up (`connection` is then None).
+
+    `gone`: the peer's host says that its process has ended. Nobody is there who could connect again.
+    """
 
     connection: int | None
     peer: str
     error: TransportError | None
     attempt: int | None = None
+    gone: bool = False
 
 
 @dataclass(frozen=True)

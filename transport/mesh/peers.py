@@ -3,7 +3,7 @@
     NEW    -> UP       a first connection came up
     UP     -> LOST     its last connection ended; both sides dial again at once, then with back-off
     LOST   -> UP       reconnected: operations go on where they were
-    LOST   -> DEAD     not reconnected within `reconnect_s`
+    LOST   -> DEAD     not reconnected within `reconnect_s`; at once where its host says that its process has ended
     LOST   -> DEAD     another rank says that it is dead
     any    -> LEFT     it said that it leaves
     any    -> EVICTED  it says that we count as gone: it goes on without us, for good
@@ -23,6 +23,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -157,7 +158,8 @@ class Peer:
     bulk: _Channel
     moves: int = 0
     phase: Phase = Phase.NEW
-    lost_s: float = 0.0
+    dead_s: float = math.inf
+    """When a lost one counts as dead."""
     reason: str = ""
     error: ConnectionLostError | None = None
 
@@ -225,8 +227,8 @@ class PeerTable:
         for peer in self.peers.values():
             if peer.phase in _ENDED:
                 continue
-            if peer.phase is Phase.LOST and now_s >= peer.lost_s + self._reconnect_s:
-                actions.append(self._declare_dead(peer, f"{peer.reason}; not back after {self._reconnect_s:g} s"))
+            if peer.phase is Phase.LOST and now_s >= peer.dead_s:
+                actions.append(self._declare_dead(peer, peer.reason))
                 continue
             for bulk in (False, True):
                 for way in self._wanted(peer, bulk=bulk):
@@ -309,8 +311,12 @@ class PeerTable:
         ways = self.peers[dial.rank].channel(bulk=dial.bulk).ways
         return next((way for way in ways if way.path == dial.path), None)
 
-    def down(self, connection: int, *, reason: str, now_s: float) -> int | None:
-        """A connection ended. Returns its rank when that has no other of the kind left."""
+    def down(self, connection: int, *, reason: str, gone: bool = False, now_s: float) -> int | None:
+        """A connection ended. Returns its rank when that has no other of the kind left.
+
+        Args:
+            gone: the peer's host says that its process has ended.
+        """
         if connection not in self._by_connection:
             return None
         rank, bulk = self._by_connection.pop(connection)
@@ -329,8 +335,8 @@ class PeerTable:
                 way.wait(now_s + place * STAGGER_S)
         if not bulk and peer.phase is Phase.UP:
             peer.phase = Phase.LOST
-            peer.lost_s = now_s
-            peer.reason = reason
+            peer.dead_s = now_s if gone else now_s + self._reconnect_s
+            peer.reason = reason if gone else f"{reason}; not back after {self._reconnect_s:g} s"
         return rank
 
     def moved(self, rank: int, *, number: int, locations: tuple[Location, ...], now_s: float) -> list[int]:
@@ -444,7 +450,7 @@ class PeerTable:
             if peer.phase in _ENDED:
                 continue
             if peer.phase is Phase.LOST:
-                times.append(peer.lost_s + self._reconnect_s)
+                times.append(peer.dead_s)
             times.extend(way.next_dial_s for bulk in (False, True) for way in self._wanted(peer, bulk=bulk))
         return min(times)
 

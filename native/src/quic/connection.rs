@@ -61,6 +61,7 @@ struct StatsSnapshot {
     remote: SocketAddr,
     /// None: there is no stack any more.
     stats: Option<ConnectionStats>,
+    refused: Option<Instant>,
 }
 
 /// What others want of the stack: the driver does it when it looks next.
@@ -115,6 +116,7 @@ impl Connection {
         let snapshot = StatsSnapshot {
             remote: stack.remote_address(),
             stats: Some(stack.stats()),
+            refused: None,
         };
         let state = State {
             path: Path::new(stack.remote_address()),
@@ -273,6 +275,11 @@ impl Connection {
         locked(&self.0.snapshot).stats
     }
 
+    /// When the peer's host said last that nobody listens there any more.
+    pub fn refused_at(&self) -> Option<Instant> {
+        locked(&self.0.snapshot).refused
+    }
+
     /// As of the driver's last look.
     pub fn remote_address(&self) -> SocketAddr {
         locked(&self.0.snapshot).remote
@@ -284,6 +291,7 @@ impl Connection {
         *locked(&self.0.snapshot) = StatsSnapshot {
             remote: state.path.remote(),
             stats,
+            refused: state.path.refused_at(),
         };
     }
 

@@ -55,6 +55,7 @@ impl Driver {
                     more = false;
                     break;
                 };
+                shared.path.sent(&self.packets);
                 if !self.socket.poll_send(cx, &on_wire(&transmit, &self.packets)) {
                     self.unsent = Some(transmit);
                     break;

@@ -17,7 +17,7 @@ use crate::runtime::locks::locked;
 use crate::udp::socket::Inbox;
 
 /// What waits in the kernel is kept as short as the rates of the paths allow, which are measured as often.
-const FIT_EVERY: Duration = Duration::from_millis(100);
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 impl Driver {
     /// Let the time that has come come for the connections.
@@ -98,7 +98,7 @@ impl Driver {
         self.read(cx, state);
         let now = Instant::now();
         self.time_out(now, state);
-        self.fit(now, state);
+        self.look_around(now, state);
         self.shared.dirty.take(cx.waker(), &mut self.dirty);
         let woken = self.settle(state);
         if woken && !std::mem::replace(&mut self.stepped_back, true) {
@@ -114,12 +114,13 @@ impl Driver {
         }
     }
 
-    /// Fit the socket to the rates of its paths, where that is due.
-    fn fit(&mut self, now: Instant, state: &State) {
-        if now.saturating_duration_since(self.fitted) < FIT_EVERY {
+    /// Ten times a second: hear of who is gone, and fit the socket to the rates of its paths.
+    fn look_around(&mut self, now: Instant, state: &State) {
+        if now.saturating_duration_since(self.looked_around) < LOOK_EVERY {
             return;
         }
-        self.fitted = now;
+        self.looked_around = now;
+        self.hear_refusals(now, state);
         let (mut rate, mut limited) = (0, true);
         self.rate = 0;
         for connection in state.connections.values() {
@@ -138,6 +139,19 @@ impl Driver {
             }
         }
         self.socket.fit(rate, limited);
+    }
+
+    /// Take what hosts say of peers that are not there any more.
+    fn hear_refusals(&self, now: Instant, state: &State) {
+        self.socket.refusals(|to, datagram| {
+            for connection in state.connections.values() {
+                let mut shared = connection.lock();
+                if shared.path.refused(to, datagram, now) {
+                    connection.take_snapshot(&shared);
+                    return;
+                }
+            }
+        });
     }
 
     /// Be woken at the next deadline; whether it has passed already.

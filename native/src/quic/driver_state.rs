@@ -32,7 +32,7 @@ pub struct Driver {
     pub(super) deadlines: BTreeSet<(Instant, usize)>,
     pub(super) alarm: Pin<Box<Sleep>>,
     pub(super) alarm_at: Option<Instant>,
-    pub(super) fitted: Instant,
+    pub(super) looked_around: Instant,
     /// What the paths that are in use have delivered of late, in bytes a second: those that may share the link.
     pub(super) rate: u64,
 }
@@ -53,7 +53,7 @@ impl Driver {
             deadlines: BTreeSet::new(),
             alarm: Box::pin(sleep_until(tokio::time::Instant::now())),
             alarm_at: None,
-            fitted: Instant::now(),
+            looked_around: Instant::now(),
             rate: 0,
         }
     }

@@ -57,7 +57,10 @@ impl PeerSession {
     /// Close for a reason of ours.
     pub fn close(&self, code: u64, failure: Failure) {
         let reason = match &failure {
-            Failure::Lost { reason, .. } | Failure::Peer { reason, .. } | Failure::Cancelled(reason) => reason.clone(),
+            Failure::Lost { reason, .. }
+            | Failure::Gone { reason, .. }
+            | Failure::Peer { reason, .. }
+            | Failure::Cancelled(reason) => reason.clone(),
             Failure::TimedOut { .. } => String::new(),
         };
         self.note_failure(failure);
@@ -184,9 +187,12 @@ impl PeerSession {
             (None, Some(Ended::Quic(other))) => lost(format!("QUIC ended: {other}")),
         };
         let reason = match &failure {
-            Some(Failure::Lost { reason, .. } | Failure::Peer { reason, .. } | Failure::Cancelled(reason)) => {
-                reason.clone()
-            }
+            Some(
+                Failure::Lost { reason, .. }
+                | Failure::Gone { reason, .. }
+                | Failure::Peer { reason, .. }
+                | Failure::Cancelled(reason),
+            ) => reason.clone(),
             _ if state.closed_here => "the connection was closed here".to_owned(),
             _ => "the peer said goodbye".to_owned(),
         };

@@ -3,8 +3,12 @@
 use std::time::{Duration, Instant};
 
 use super::peer_session::{PeerSession, Stage};
+use super::tick::TICK;
 use crate::matching::incoming_message::Channel;
 use crate::wire::Code;
+
+/// A peer that lives is heard once in the time after which an idle one says so, and a round trip.
+const ROUND_TRIP: Duration = Duration::from_millis(250);
 
 impl PeerSession {
     /// Ten times a second: notice a silent peer, and let new streams come where they were held back.
@@ -39,7 +43,7 @@ impl PeerSession {
             + frames.path_response
             + frames.immediate_ack
             + frames.ack_frequency;
-        let (silent, patience, streams_limited) = {
+        let (silent, patience, refused, streams_limited) = {
             let mut state = self.lock();
             if heard != state.frames_heard {
                 state.frames_heard = heard;
@@ -47,13 +51,19 @@ impl PeerSession {
             } else {
                 state.heard_at += held_up; // nobody could have been heard
             }
+            // Both are known to a tick.
+            let refused = connection.refused_at().is_some_and(|at| at + 2 * TICK > state.heard_at);
             (
                 now.saturating_duration_since(state.heard_at),
                 state.dead_after,
+                refused,
                 state.streams_limited,
             )
         };
-        if silent > patience {
+        if refused && silent > patience.min(self.context.settings.keep_alive + ROUND_TRIP) {
+            let reason = format!("its process has ended: nobody listens at {} any more", self.remote());
+            self.close(Code::Dead as u64, self.gone(reason));
+        } else if silent > patience {
             let (silent_s, patience_s) = (silent.as_secs_f64(), patience.as_secs_f64());
             let reason = format!("nothing heard for {silent_s:.1} s (dead after {patience_s} s)");
             self.close(Code::Dead as u64, self.lost(reason));

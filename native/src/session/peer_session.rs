@@ -194,6 +194,14 @@ impl PeerSession {
         }
     }
 
+    /// Lost for good: its host says so.
+    pub fn gone(&self, reason: String) -> Failure {
+        Failure::Gone {
+            peer: self.peer().to_string(),
+            reason,
+        }
+    }
+
     /// The peer's hello is good: messages may go. False where the connection has ended meanwhile.
     pub fn begin(&self, account: String, job: String, message_bytes_max: u64, dead_after: Option<Duration>) -> bool {
         let connections = self.registry.connections_to(&self.peer());

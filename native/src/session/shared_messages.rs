@@ -146,7 +146,7 @@ impl Inbound {
                         tokio::select! {
                             _ = connection.closed() => {}
                             () = sleep(LEFT_WITHIN) => {
-                                let failure = session.lost("its process has ended".to_owned());
+                                let failure = session.gone("its process has ended".to_owned());
                                 session.close(Code::Dead as u64, failure);
                             }
                         }

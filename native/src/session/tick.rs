@@ -10,7 +10,7 @@ use super::statistics::statistics_of;
 use crate::events::EventQueue;
 use crate::runtime::locks::locked;
 
-const TICK: Duration = Duration::from_millis(100);
+pub(super) const TICK: Duration = Duration::from_millis(100);
 /// A tick that came so much later was not the network's fault: peers are given that time again.
 const HELD_UP: Duration = Duration::from_millis(500);
 

@@ -19,6 +19,7 @@ use libc::{IP_PKTINFO, IP_TOS, IPPROTO_IP, IPPROTO_IPV6, IPV6_PKTINFO, IPV6_TCLA
 use quinn_udp::Transmit;
 use socket2::SockAddr;
 
+use super::socket::ICMP_ERRORS;
 use crate::runtime::locks::locked;
 
 const ECN_BITS: u8 = 3;
@@ -153,6 +154,7 @@ impl Sender {
             message.msg_control = control.0.as_mut_ptr().cast();
             message.msg_controllen = length as _;
         }
+        let mut of_another = true;
         loop {
             // SAFETY: every pointer of the message is to memory of this function or of its caller that lives on, with
             // the length that stands beside it; the kernel only reads.
@@ -160,7 +162,10 @@ impl Sender {
                 return Ok(());
             }
             let error = io::Error::last_os_error();
-            if error.kind() != io::ErrorKind::Interrupted {
+            // The report of a datagram that went before, to whomever, is told to the next that goes.
+            let reported = error.raw_os_error().is_some_and(|code| ICMP_ERRORS.contains(&code));
+            let again = reported && mem::take(&mut of_another);
+            if error.kind() != io::ErrorKind::Interrupted && !again {
                 return Err(error);
             }
         }
@@ -225,7 +230,7 @@ fn get(socket: BorrowedFd<'_>, level: c_int, option: c_int) -> Option<c_int> {
     (result == 0).then_some(value)
 }
 
-fn set(socket: BorrowedFd<'_>, level: c_int, option: c_int, value: c_int) -> io::Result<()> {
+pub(super) fn set(socket: BorrowedFd<'_>, level: c_int, option: c_int, value: c_int) -> io::Result<()> {
     let size = mem::size_of::<c_int>() as libc::socklen_t;
     // SAFETY: the kernel reads `size` bytes of `value`.
     let result = unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, (&raw const value).cast(), size) };

@@ -4,6 +4,7 @@
 
 use std::collections::VecDeque;
 use std::io::{self, IoSliceMut};
+use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,6 +15,7 @@ use bytes::BytesMut;
 use quinn_udp::{BATCH_SIZE, RecvMeta, Transmit, UdpSockRef, UdpSocketState};
 
 use super::readiness::Readiness;
+use super::refusals;
 use super::send::Sender;
 use crate::runtime::locks::locked;
 
@@ -24,7 +26,7 @@ const SEND_BUFFER_BYTES_MIN: usize = 8 << 10;
 /// What waits in this host for a slow link waits in the kernel behind this socket, and what is urgent waits behind it.
 const SEND_BUFFER: Duration = Duration::from_millis(4);
 /// What the kernel reports of a datagram sent earlier (ICMP): nothing is wrong with the socket.
-const ICMP_ERRORS: [i32; 5] = [
+pub(super) const ICMP_ERRORS: [i32; 5] = [
     libc::EMSGSIZE,
     libc::ECONNREFUSED,
     libc::ECONNRESET,
@@ -66,6 +68,7 @@ impl Socket {
         // SAFETY: the caller keeps the descriptor open.
         let watch = unsafe { Readiness::new(descriptor) }?;
         let sender = Sender::new(borrowed, state.max_gso_segments());
+        refusals::keep(borrowed);
         Ok(Self {
             descriptor,
             watch: Mutex::new(watch),
@@ -114,6 +117,11 @@ impl Socket {
     /// Send what need not arrive.
     pub fn send(&self, transmit: &Transmit<'_>) {
         let _ = self.sender.send(self.borrow(), transmit);
+    }
+
+    /// What was refused since it was asked last: where each datagram went, and its beginning.
+    pub fn refusals(&self, take: impl FnMut(SocketAddr, &[u8])) {
+        refusals::read(self.borrow(), take);
     }
 
     /// Whether something has come since it was asked last; otherwise the task is woken when it does.

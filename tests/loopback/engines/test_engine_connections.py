@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import random
 import socket
+import struct
 import time
 from typing import Any
 
@@ -62,6 +63,55 @@ def test_forged_datagrams_do_not_keep_a_silent_peer_alive(first: int) -> None:
 
             down = wait_until(found_dead, what=lambda: "it still counts as alive", pause_s=0.05)
         assert "nothing heard" in str(down.error)
+
+
+@over(("native", "native"))  # the portable engine does not ask the kernel for it
+def test_a_peer_whose_host_says_that_nobody_listens_is_gone_long_before_it_counts_as_dead() -> None:
+    with relayed(straight, settings=EngineSettings(keep_alive_s=0.2, dead_after_s=600.0)) as (a, b, up, _, relay):
+        a.outcome(a.send(up, b"so that the last datagram has a short header"))
+        relay.close()
+        for one in (a, b):
+            down = one.take(ConnectionDown)
+            assert down.gone
+            assert isinstance(down.error, ConnectionLostError)
+            assert "nobody listens at 127.0.0.1" in str(down.error)
+
+
+@over(("native", "native"))
+@pytest.mark.parametrize("quoted", ["what was sent", "another identifier", "too little"])
+def test_only_who_quotes_what_was_sent_is_believed_that_it_was_refused(quoted: str) -> None:
+    with relayed(straight, settings=EngineSettings(keep_alive_s=0.2, dead_after_s=1.5)) as (a, _b, up, _, relay):
+        a.outcome(a.send(up, b"so that the last datagram has a short header"))
+        sent = relay.to_server[:9]
+        datagram = {
+            "what was sent": sent,
+            "another identifier": sent[:8] + bytes([sent[8] ^ 1]),
+            "too little": sent[:8],
+        }
+        relay.fate = silent
+        assert relay.client is not None
+        refused = port_unreachable(relay.client, relay.address, datagram[quoted])
+        with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP) as sender:
+
+            def found_dead() -> ConnectionDown | None:
+                sender.sendto(refused, ("127.0.0.1", 0))
+                return a.find(ConnectionDown)
+
+            down = wait_until(found_dead, what=lambda: "it still counts as alive", pause_s=0.05)
+        assert down.gone == (quoted == "what was sent")
+        assert ("nothing heard" in str(down.error)) != down.gone
+
+
+def port_unreachable(sender: tuple[str, int], to: tuple[str, int], datagram: bytes) -> bytes:
+    """What a host says of a datagram that it does not take (RFC 792), with the headers of IPv4 and UDP before it."""
+    udp = struct.pack("!HHHH", sender[1], to[1], 8 + len(datagram), 0) + datagram
+    addresses = socket.inet_aton(sender[0]) + socket.inet_aton(to[0])
+    ip = struct.pack("!BBHHHBBH", 0x45, 0, 20 + len(udp), 0, 0, 64, socket.IPPROTO_UDP, 0) + addresses
+    quoted = ip + udp + bytes(len(udp) % 2)
+    total = sum(struct.unpack(f"!{len(quoted) // 2}H", quoted)) + 0x0303
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return struct.pack("!BBHI", 3, 3, ~total & 0xFFFF, 0) + quoted
 
 
 class NarrowSocket:

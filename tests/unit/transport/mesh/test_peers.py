@@ -120,6 +120,21 @@ def test_a_lost_connection_is_dialled_again_at_once_and_the_peer_is_dead_when_it
     assert peers.next_wake_s() == float("inf")
 
 
+def test_a_peer_whose_process_has_ended_is_dead_with_its_last_connection_and_not_waited_for():
+    peers = table(0, size=2)
+    for connection, bulk in ((5, False), (6, False), (7, True)):
+        up(peers, 1, connection, bulk=bulk, dialled=True)
+    ended = "its process has ended"
+    assert peers.down(7, reason=ended, gone=True, now_s=110.0) == 1
+    assert peers.down(5, reason=ended, gone=True, now_s=110.0) is None
+    assert not any(isinstance(action, Gone) for action in peers.due(110.0))
+    assert peers.down(6, reason=ended, gone=True, now_s=110.1) == 1
+    assert peers.next_wake_s() == 110.1
+    (gone,) = peers.due(110.1)
+    assert isinstance(gone, Gone)
+    assert str(gone.error).endswith(ended)
+
+
 def test_connections_that_carry_nothing_are_not_dialled_without_end():
     peers = table(0, size=2)
     now_s, dials = 100.0, 0

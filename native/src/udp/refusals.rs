@@ -1,0 +1,141 @@
+//! Datagrams that their host refused, since no process listens at the port (ICMP and ICMPv6 port unreachable).
+//!
+//! The kernel keeps such reports beside what has come (ip(7), IP_RECVERR). Anybody can forge one; only who has seen the
+//! datagram can quote it.
+
+use std::mem;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use libc::{IP_RECVERR, IPPROTO_IP, IPPROTO_IPV6, IPV6_RECVERR};
+use socket2::SockAddr;
+
+use super::send::set;
+
+/// Enough to recognise the datagram by.
+const QUOTED_BYTES: usize = 64;
+/// Room for the report, with the address of whoever sent it.
+const CONTROL_BYTES: usize = 128;
+/// What is forged is read at no greater speed.
+const AT_ONCE: usize = 256;
+const PORT_UNREACHABLE: [(u8, u8, u8); 2] = [
+    (libc::SO_EE_ORIGIN_ICMP, 3, 3),  // RFC 792
+    (libc::SO_EE_ORIGIN_ICMP6, 1, 4), // RFC 4443, 3.1
+];
+
+/// Have the kernel keep reports for `read`. It also tells whoever reads or sends next, once, of each.
+pub fn keep(socket: BorrowedFd<'_>) {
+    // A socket of one family has not the other's option, and needs it not.
+    let _ = set(socket, IPPROTO_IP, IP_RECVERR, 1);
+    let _ = set(socket, IPPROTO_IPV6, IPV6_RECVERR, 1);
+}
+
+/// Take the reports that there are; `take` is given where each datagram went, and its beginning.
+pub fn read(socket: BorrowedFd<'_>, mut take: impl FnMut(SocketAddr, &[u8])) {
+    #[repr(C, align(8))]
+    struct Control([u8; CONTROL_BYTES]);
+    for _ in 0..AT_ONCE {
+        let mut quoted = [0u8; QUOTED_BYTES];
+        let mut control = Control([0; CONTROL_BYTES]);
+        let mut piece = libc::iovec {
+            iov_base: quoted.as_mut_ptr().cast(),
+            iov_len: quoted.len(),
+        };
+        let mut of_port = false;
+        // SAFETY: every pointer of the message is to memory that lives until the end of the call, with its length beside
+        // it. The kernel writes no more, and says how long the address is.
+        let received = unsafe {
+            SockAddr::try_init(|address, length| {
+                let mut message: libc::msghdr = mem::zeroed();
+                message.msg_name = address.cast();
+                message.msg_namelen = *length;
+                message.msg_iov = &mut piece;
+                message.msg_iovlen = 1;
+                message.msg_control = control.0.as_mut_ptr().cast();
+                message.msg_controllen = CONTROL_BYTES as _;
+                let flags = libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT;
+                let count = libc::recvmsg(socket.as_raw_fd(), &mut message, flags);
+                if count < 0 {
+                    return Err(std::io::Error::last_os_error());
+                }
+                *length = message.msg_namelen;
+                of_port = is_of_port(&message);
+                Ok(count as usize)
+            })
+        };
+        let Ok((count, to)) = received else {
+            return; // there are no more
+        };
+        if let (true, Some(to)) = (of_port, to.as_socket()) {
+            take(to, &quoted[..count.min(QUOTED_BYTES)]);
+        }
+    }
+}
+
+/// # Safety
+/// The kernel has filled the message, with the control messages that its length says.
+unsafe fn is_of_port(message: &libc::msghdr) -> bool {
+    // SAFETY: as promised; the kernel aligns and sizes control messages for these.
+    unsafe {
+        let mut note = libc::CMSG_FIRSTHDR(message);
+        while let Some(header) = note.as_ref() {
+            if matches!(
+                (header.cmsg_level, header.cmsg_type),
+                (IPPROTO_IP, IP_RECVERR) | (IPPROTO_IPV6, IPV6_RECVERR)
+            ) {
+                let report = libc::CMSG_DATA(note).cast::<libc::sock_extended_err>().read_unaligned();
+                return PORT_UNREACHABLE.contains(&(report.ee_origin, report.ee_type, report.ee_code));
+            }
+            note = libc::CMSG_NXTHDR(message, note);
+        }
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+    use std::os::fd::AsFd;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    /// What is read within a moment, until there is something.
+    fn reports(socket: &UdpSocket) -> Vec<(SocketAddr, Vec<u8>)> {
+        let (mut found, since) = (Vec::new(), Instant::now());
+        while found.is_empty() && since.elapsed() < Duration::from_secs(5) {
+            read(socket.as_fd(), |to, quoted| found.push((to, quoted.to_vec())));
+        }
+        found
+    }
+
+    #[test]
+    fn a_datagram_to_a_port_that_was_closed_is_reported_with_its_beginning() {
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            let (ours, theirs) = (UdpSocket::bind(address).unwrap(), UdpSocket::bind(address).unwrap());
+            keep(ours.as_fd());
+            let to = theirs.local_addr().unwrap();
+            ours.send_to(b"somebody is there", to).unwrap();
+            drop(theirs);
+            read(ours.as_fd(), |to, _| panic!("{to} took it"));
+            ours.send_to(b"and now nobody", to).unwrap();
+            assert_eq!(reports(&ours), [(to, b"and now nobody".to_vec())]);
+        }
+    }
+
+    #[test]
+    fn what_else_the_kernel_reports_is_none() {
+        let (ours, theirs) = (UdpSocket::bind("[::1]:0").unwrap(), UdpSocket::bind("[::1]:0").unwrap());
+        keep(ours.as_fd());
+        // Longer than the path takes, which the kernel itself reports: so much is not cut where it probes.
+        set(
+            ours.as_fd(),
+            IPPROTO_IPV6,
+            libc::IPV6_MTU_DISCOVER,
+            libc::IPV6_PMTUDISC_DO,
+        )
+        .unwrap();
+        assert!(ours.send_to(&[0; 65500], theirs.local_addr().unwrap()).is_err());
+        read(ours.as_fd(), |to, _| panic!("{to} refused nothing"));
+    }
+}
