@@ -3,7 +3,7 @@
 Each member has an optimiser and data of its own. After `every` steps the members average their parameters. The change
 of that average is the gradient of an outer optimiser, SGD with Nesterov momentum, which all of them carry out alike.
 A member that is lost, comes or goes between two meetings changes only how many are averaged. One whose part came too
-late goes on from the others' parameters, as everybody does.
+late has it count in the next meeting, and then goes on from the others' parameters, as everybody does.
 """
 
 from __future__ import annotations
@@ -46,10 +46,17 @@ class DiLoCo(GlobalAlgorithm):
         """Average the parameters now, and let the outer optimiser step; `with_all` waits for late ones, too."""
         fragment, began = self._fragments[0], self._global[0]
         # What 16-bit parameters cannot hold of the global ones is nobody's change.
-        mean = fragment.read() + (began - fragment.rounded(began))
+        own = fragment.read() + (began - fragment.rounded(began))
+        mean = own.clone()
         self.last = self._group.all_reduce(mean, quorum=self._quorum(with_all=with_all))
         if not self.last.applied:
             self._apply([mean])
+        if not self.last.contributed:
+            mean = self._global[0] + (own - began)  # what it has learned, from where the others are now
+            made_up = self._group.make_up(mean, quorum=self.quorum)
+            if made_up is not None:
+                self.last = made_up
+                self._apply([mean])
         self._receive(0, keep=False)
         return self.last
 

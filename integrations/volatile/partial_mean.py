@@ -1,7 +1,7 @@
 """Synchronous training with whoever is there: each step takes the mean gradient of the members that took part.
 
 It is what DDP does, but for two things. A lost member costs a retry of the step, not the run. A member that was late
-is left out of a step's mean, and adds its gradient to the one of its next step, so that nothing of it is lost.
+is left out of a step's mean. Its gradient counts in the next step, while it waits there for the others.
 """
 
 from __future__ import annotations
@@ -40,20 +40,34 @@ class PartialMean(Algorithm):
         self._optimizer = optimizer
         self.compression, self.quorum = compression, quorum
         self._all = Fragment(self.parameters)
-        self._late = torch.zeros(self._all.elems)
+        self._due: torch.Tensor | None = None
+        """The mean of a step that the others have made, and that the optimiser here is about to."""
 
     def _before(self) -> None:
-        own = self._all.read_gradients() + self._late
+        own = self._all.read_gradients()
+        how: dict[str, Any] = {"quorum": self.quorum, "compression": self.compression, "feedback": "gradients"}
         mean = own.clone()
-        self.last = self._group.all_reduce(mean, quorum=self.quorum, compression=self.compression, feedback="gradients")
-        self._late = torch.zeros_like(own) if self._counted(self.last) else own
+        self.last = self._group.all_reduce(mean, **how)
+        if not self.last.contributed:
+            self._due = mean
+            made_up = self._group.make_up(own, **how)
+            if made_up is not None:
+                self._make_due_step()
+                self.last, mean = made_up, own
+            self._due = None
         self._all.write_gradients(mean)
+
+    def _make_due_step(self) -> None:
+        if self._due is not None:
+            due, self._due = self._due, None
+            self._apply([due])
 
     def _result_elems(self) -> list[int]:
         return [self._all.elems]
 
     def _apply(self, result: Sequence[torch.Tensor]) -> None:
         """A step that the others have made, as this member catches up."""
+        self._make_due_step()
         self._all.write_gradients(result[0])
         self._optimizer.step()
 
@@ -67,4 +81,6 @@ class PartialMean(Algorithm):
             raise MisuseError(f"this state is of another model: it does not have {self._all.elems} values")
         self._all.write(state["parameters"])
         self._optimizer.load_state_dict(dict(state["optimizer"]))
-        self._late.zero_()
+
+    def _state_bytes(self) -> bytes | None:
+        return None if self._due is not None else super()._state_bytes()

@@ -86,7 +86,7 @@ class Stop:
             "deciding": (Succession, "_advance", True),
             "decided": (Register, "advance", False),
             "fetching": (Fetch, "_take", False),
-            "ready": (Follower, "_say_ready", True),
+            "ready": (Follower, "_tell_ready", True),
         }
         if point == "prepared":
             self._after_gather()

@@ -63,6 +63,7 @@ class Control:
         self.group: Group | None = None
         self.failure: HiveError | None = None
         self.decided: Commit | None = None
+        self.members_min = 1
         self.idle = False
         """The caller waits between two steps, for others."""
         self.closing = False
@@ -307,8 +308,8 @@ class Control:
                     self._follow_plan(number, sender)
                 case Connected(number):
                     self._first.connected(sender, number)
-                case Arrived(epoch, step, quorum) if epoch == self.view.epoch:
-                    self._first.arrived(sender, step, quorum)
+                case Arrived() if message.epoch == self.view.epoch:
+                    self._first.arrived(sender, message)
                 case Ready(step, digest):
                     self.hand_over.holds(sender, step)
                     self._first.learnt(sender, step, digest)

@@ -114,7 +114,8 @@ class Follower:
             if state.committed < 0:
                 fetch = self._learn_state(state.view, fetch)
             elif not self._learn_result(state, pace):
-                self._say_ready(state)
+                self._tell_ready()
+                time.sleep(2 * POLL_S)
 
     def _learn_state(self, view: View, fetch: Fetch | None) -> Fetch | None:
         """Fetch the state that most holders have; what is under way, or None where it is taken over."""
@@ -161,11 +162,11 @@ class Follower:
         control.tell_first(Pause(reason))
         control.apply(lambda state: (replace(state, committed=-1, digest=bytes(DIGEST_BYTES)), []))
 
-    def _say_ready(self, state: commit.State) -> None:
+    def _tell_ready(self) -> None:
         """Nothing more is there to follow."""
+        state = self._control.state
         if self._control.member in state.view.joining and state.committed >= 0:
             self._control.tell_first(Ready(state.committed, state.digest))
-        time.sleep(2 * POLL_S)
 
     # Who was late.
 
@@ -197,14 +198,18 @@ class Follower:
             if isinstance(found, Absent):
                 raise EvictedError(f"{control.member} is too far behind: step {step} is not kept any more")
             if found is None:
-                self._say_ready(state)
+                self._tell_ready()
+                time.sleep(2 * POLL_S)
                 continue
             if not self._followed(found):
                 continue
             if last is not None and self._apply_result is not None:
                 self._apply_result(last.what.step, last.tensors())
             last = found
-            if self._apply_result is None or found.what.head <= step:
+            if found.what.head <= step:
+                self._tell_ready()
+                break
+            if self._apply_result is None:
                 break
         return None if last is None else self._hand_over(last, views)
 

@@ -69,7 +69,7 @@ class Committed:
         step: its number, from 1.
         members: whose parts the result has, in rank order.
         attempts: how often it was reduced here; more than 1 after a loss, 0 where the result was fetched.
-        contributed: this member's part is among them. Else it may be added to the next step's.
+        contributed: this member's part is among them. Else `make_up` may have it count in the next step.
         applied: `apply_result` has got the result, whose sizes are others than the caller's: the tensors are as they
             were, and there is nothing left to apply.
     """
@@ -92,7 +92,7 @@ class VolatileGroup:
         set_state: takes such bytes: called before this returns, unless this is the first member.
         apply_result: takes a step's number and the bytes of each of its reduced tensors, and does what the caller does
             after `all_reduce`. With it this member joins while the others go on; without it they wait.
-        members_min: `all_reduce` waits until so many work. An attribute, which may change between steps.
+        members_min: `all_reduce` waits until so many work.
         settings: addresses, engine and identity; None reads the `HIVE_*` environment. A state larger than its
             `receive_bytes_max` is refused.
 
@@ -120,9 +120,9 @@ class VolatileGroup:
         if not 0 < len(name.encode()) <= NAME_BYTES_MAX:
             raise MisuseError(f"a member's name has 1 to {NAME_BYTES_MAX} bytes: {name!r}")
         self.member = Member(name, secrets.randbits(62))
-        self.members_min = members_min
         self._broker = settings.broker
         self._control = Control(register, self.member, settings=settings)
+        self._control.members_min = members_min
         self._follower = Follower(
             self._control,
             get_state=get_state,
@@ -142,6 +142,15 @@ class VolatileGroup:
     def step(self) -> int:
         """The last step that is committed here: 0 before the first."""
         return max(self._control.state.committed, 0)
+
+    @property
+    def members_min(self) -> int:
+        """`all_reduce` waits until so many work. It may be set between two steps."""
+        return self._control.members_min
+
+    @members_min.setter
+    def members_min(self, members: int) -> None:
+        self._control.members_min = members
 
     @property
     def view(self) -> View:
@@ -173,8 +182,9 @@ class VolatileGroup:
 
         Args:
             quorum: with that many parts, and more than half of all, a step does not wait for one that is later than the
-                last arrivals let expect. Who is late three times in a row is not waited for any more until it has
-                caught up. 0 on all members waits for all, and so does `EVERYBODY` of one where others have a quorum.
+                last arrivals let expect. Who is late three times in a row only follows the next three steps, and
+                twice as many each time that it is late again, 48 at most. 0 on all members waits for all, and so
+                does `EVERYBODY` of one where others have a quorum.
             finite: refuse to send NaN or infinity.
             compression, feedback: as of `Group.allreduce`. What is left out is kept for as long as the view is.
 
@@ -185,6 +195,59 @@ class VolatileGroup:
             PeerError: members called with different tensors or operations, or hold unequal results.
             MisuseError: a tensor cannot be reduced, or is not finite.
         """
+        met = self._step(
+            tensors, op, timeout_s, quorum=quorum, finite=finite, compression=compression, feedback=feedback
+        )
+        assert met is not None
+        return met
+
+    def make_up(
+        self,
+        tensors: object | Sequence[object],
+        op: ReduceOp = ReduceOp.MEAN,
+        *,
+        quorum: int,
+        timeout_s: float = 300.0,
+        finite: bool = True,
+        compression: str = "",
+        feedback: Hashable = None,
+    ) -> Committed | None:
+        """After a step that this member's part came too late for: have the part count in the next one.
+
+        It waits there for the others, and this member begins the step after together with them. So one that takes up
+        to twice as long as they do counts in every other step. Where it went on at once it would be late in each.
+
+        Returns:
+            As `all_reduce`. None where the view changes before that, or this member only follows: nothing was done.
+
+        Raises: as `all_reduce`, which has the arguments.
+        """
+        if self.member not in self.view.workers:
+            return None
+        return self._step(
+            tensors,
+            op,
+            timeout_s,
+            quorum=quorum,
+            finite=finite,
+            compression=compression,
+            feedback=feedback,
+            within=self.view,
+        )
+
+    def _step(
+        self,
+        tensors: object | Sequence[object],
+        op: ReduceOp,
+        timeout_s: float,
+        *,
+        quorum: int,
+        finite: bool,
+        compression: str,
+        feedback: Hashable,
+        within: View | None = None,
+    ) -> Committed | None:
+        """See `all_reduce`, and `make_up` where it is to be done `within` a view or not at all."""
         listed = tensors if isinstance(tensors, list | tuple) else [tensors]
         views = [TensorView.of(one, writable=True) for one in listed]
         if finite:
@@ -192,10 +255,13 @@ class VolatileGroup:
         kept = [bytes(one.data) for one in views]
         attempts, differed, give_up_s = 0, 0, time.monotonic() + timeout_s
         while True:
-            group, view = self._ready(give_up_s, timeout_s)
+            group, view = self._ready(give_up_s, timeout_s, within)
+            if within is not None and view is not within:
+                return None
             step, members = self.step + 1, view.workers
             if group is not None and quorum:
-                chosen = self._contributors(view, step, quorum, give_up_s, timeout_s)
+                arrived = Arrived(view.epoch, step, quorum, made_up=within is not None)
+                chosen = self._contributors(view, arrived, give_up_s, timeout_s)
                 if chosen is None:
                     continue
                 members = chosen
@@ -342,8 +408,12 @@ class VolatileGroup:
 
     # A step.
 
-    def _ready(self, give_up_s: float, timeout_s: float) -> tuple[Group | None, View]:
-        """Wait until a step may begin: the connected workers, or None where this member has to follow them."""
+    def _ready(self, give_up_s: float, timeout_s: float, within: View | None = None) -> tuple[Group | None, View]:
+        """Wait until a step may begin: the connected workers, or None where this member has to follow them.
+
+        Args:
+            within: wait no longer than for as long as this is the view.
+        """
         control = self._control
         try:
             while True:
@@ -351,7 +421,7 @@ class VolatileGroup:
                 with control.changed:
                     control.raise_failure()
                     state, view = control.state, control.view
-                    if state.phase is Phase.BEHIND:
+                    if state.phase is Phase.BEHIND or (within is not None and view is not within):
                         return None, view
                     if self._follower.is_asked_for_state():
                         continue  # since a moment ago, and before the next step
@@ -372,7 +442,7 @@ class VolatileGroup:
         return f"a volatile group of {len(view.workers)}, of at least {self.members_min} members"
 
     def _contributors(
-        self, view: View, step: int, quorum: int, give_up_s: float, timeout_s: float
+        self, view: View, arrived: Arrived, give_up_s: float, timeout_s: float
     ) -> tuple[Member, ...] | None:
         """Say that this member's part is ready, and wait to hear whose parts count; None where the view changes."""
         control, again_s = self._control, 0.0
@@ -380,16 +450,16 @@ class VolatileGroup:
             now_s = time.monotonic()
             if now_s >= give_up_s:
                 raise TimedOutError(
-                    f"step {step}: {view.workers[0]} did not say whose parts count", timeout_s=timeout_s
+                    f"step {arrived.step}: {view.workers[0]} did not say whose parts count", timeout_s=timeout_s
                 )
             if now_s >= again_s:
-                control.tell_first(Arrived(view.epoch, step, quorum))
+                control.tell_first(arrived)
                 again_s = now_s + ARRIVE_AGAIN_S
             with control.changed:
                 control.raise_failure()
                 if control.view is not view or control.state.phase is Phase.FROZEN:
                     return None
-                chosen = commit.announced(control.state, step)
+                chosen = commit.announced(control.state, arrived.step)
                 if chosen is not None:
                     return chosen.members
                 control.changed.wait(0.1)

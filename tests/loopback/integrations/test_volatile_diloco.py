@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+from itertools import pairwise
+
 import pytest
 import torch
-from volatile_members import SETTINGS, batch, flat, in_threads, model, register, train
+from patience import wait_until
+from volatile_members import SETTINGS, batch, flat, in_threads, model, register, step_until, train
 
 from hive_qos.errors import MisuseError
 from integrations.volatile.diloco import DiLoCo, LocalSGD
@@ -91,3 +95,47 @@ def test_who_ends_with_a_meeting_does_not_meet_again_and_who_has_learned_since_d
     assert [rounds for rounds, _ in ends] == [2, 4]
     assert not ends[0][1].any()
     assert ends[1][1].any()
+
+
+def test_what_a_slower_member_learned_counts_once_from_where_the_others_are_then() -> None:
+    size, where = 3, register()
+    networks = [model() for _ in range(size)]
+    algorithms = [DiLoCo(one.parameters(), every=1, outer_rate=1.0, outer_momentum=0.0, quorum=2) for one in networks]
+    found: dict[int, tuple[torch.Tensor, tuple[str, ...]]] = {}
+    slow: list[tuple[int, bool]] = []
+    ended = threading.Event()
+
+    def made_up() -> int:
+        """How often the slow member counted in the step after the one that it was late for."""
+        return sum(counted and step - before > 1 for (before, _), (step, counted) in pairwise(slow))
+
+    def run(rank: int) -> None:
+        algorithm = algorithms[rank]
+
+        def step() -> None:
+            """The slow member learns ones in each round, and the others nothing."""
+            with torch.no_grad(), algorithm.step():
+                for one in networks[rank].parameters():
+                    one.add_(float(rank == 2))
+            last = algorithm.last
+            assert last is not None
+            found[last.step] = flat(networks[rank]), tuple(map(str, last.members))
+            if rank == 2:
+                slow.append((last.step, last.contributed))
+
+        with algorithm.join(where, name=f"member-{rank}", settings=SETTINGS) as group:
+            wait_until(lambda: len(group.view.members) == size or step(), pause_s=0.05)
+            if rank < 2:
+                step_until(ended, step, pause_s=0.05)
+                return
+            for _ in range(8):  # until they know how long arrivals take
+                step()
+            wait_until(lambda: step() or made_up() >= 4, pause_s=0.09)
+            ended.set()
+
+    in_threads(size, run)
+    followed = [step for step in found if step - 1 in found]
+    assert len(followed) >= 8
+    for step in followed:
+        (before, _), (after, members) = found[step - 1], found[step]
+        torch.testing.assert_close((after - before) * len(members), torch.full_like(before, "member-2" in members))

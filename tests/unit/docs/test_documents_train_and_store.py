@@ -12,6 +12,7 @@ from broker.policy.types import Share
 from hive_qos import errors
 from hive_qos.units import format_size
 from transport.engine.base import DEAD_AFTER_S
+from transport.engine.native import NATIVE_DEAD_AFTER_S
 from transport.settings import Settings
 
 REFERENCE, TRAIN, STORE = DOCS / "reference" / "transport.md", DOCS / "train.md", DOCS / "store.md"
@@ -38,8 +39,10 @@ def test_each_default_of_the_settings_is_the_codes(name: str) -> None:
 
 def test_the_time_until_a_rank_counts_as_dead_is_the_codes() -> None:
     text = TRAIN.read_text(encoding="utf-8")
-    assert f"{DEAD_AFTER_S:g} s with\n`aioquic`. Both add {Settings.reconnect_s:g} s" in text
-    assert f"after 4 s or {DEAD_AFTER_S + Settings.reconnect_s:g} s" in text
+    assert f"silent for {NATIVE_DEAD_AFTER_S:g} s, or {DEAD_AFTER_S:g} s with\n`aioquic`" in text
+    assert f"Both add {Settings.reconnect_s:g} s to reconnect" in text
+    both_s = [one + Settings.reconnect_s for one in (NATIVE_DEAD_AFTER_S, DEAD_AFTER_S)]
+    assert f"after {both_s[0]:g} s or {both_s[1]:g} s" in text
 
 
 def percent(share: Share) -> float:

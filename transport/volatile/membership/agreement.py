@@ -20,6 +20,9 @@ class Agreement(Protocol):
     links: Links
     shelf: Shelf
 
+    members_min: int
+    """The caller's steps wait for so many."""
+
     @property
     def state(self) -> State:
         """What the member knows now."""

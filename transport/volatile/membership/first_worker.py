@@ -16,7 +16,7 @@ from transport.volatile.protocol import commit
 from transport.volatile.protocol.admission import Admission, LetIn, MakePlan
 from transport.volatile.protocol.arrivals import Deadlines
 from transport.volatile.protocol.commit import Contributors, Phase, Send
-from transport.volatile.protocol.messages import Connect
+from transport.volatile.protocol.messages import Arrived, Connect
 from transport.volatile.protocol.view import Member, View
 from transport.volatile.register.register import Register
 
@@ -54,7 +54,7 @@ class FirstWorker:
         """That view is in force now."""
         self._admission.forget(view.members)
         self._agreement.links.give_up_plan()  # whoever is first now makes a new one
-        self._deadlines.forget()
+        self._deadlines.forget(view.members)
         self._wish_connections()
 
     # Who asks to join.
@@ -118,12 +118,16 @@ class FirstWorker:
     # Who learns.
 
     def learnt(self, sender: Member, step: int, digest: bytes) -> None:
-        """A learner holds all up to a step: it becomes a worker where that is what we hold, at the next boundary."""
+        """A learner holds all up to a step: it becomes a worker where that is what we hold, at the next boundary.
+
+        One that was always late learns for longer, unless it is waited for.
+        """
         state = self._agreement.state
         if not self.is_us or sender not in self._view.joining:
             return
         ours = state.digest if step == state.committed else self._agreement.shelf.digest_after(step)
-        if ours is None or sender in state.wish.ready:
+        too_early = not (self._agreement.is_idle or self._deadlines.may_work(sender, step))
+        if ours is None or too_early or sender in state.wish.ready:
             return  # it goes on, and says it again
         if ours != digest:
             _log.warning("%s holds other results up to step %d than the others: it is sent away", sender, step)
@@ -141,11 +145,12 @@ class FirstWorker:
 
     # Steps that some may miss.
 
-    def arrived(self, sender: Member, step: int, quorum: int) -> None:
-        """The part of that member for `step` is ready, which needs `quorum` contributors at least."""
+    def arrived(self, sender: Member, message: Arrived) -> None:
+        """The part of that member for a step is ready."""
         if not self.is_us:
             return
-        self._deadlines.arrived(sender, step, quorum, time.monotonic())
+        step = message.step
+        self._deadlines.arrived(sender, step, message.quorum, time.monotonic(), made_up=message.made_up)
         said = self._deadlines.chosen(step)
         if said is not None or step <= self._agreement.state.committed:  # it is late, and has perhaps not heard
             self._agreement.links.mail(sender, said or Contributors(self._view.epoch, step, ()))
@@ -155,14 +160,16 @@ class FirstWorker:
         state = self._agreement.state
         if not self.is_us or state.phase is Phase.FROZEN:
             return {}
-        return self._deadlines.due_s(state.view, state.committed, rtt_s=self._agreement.links.present.round_trip_s())
+        rtt_s = self._agreement.links.present.round_trip_s()
+        return self._deadlines.due_s(state.view.workers, state.committed, rtt_s=rtt_s)
 
     def choose_contributors(self) -> None:
         """Say whose parts count, of the steps that are due."""
         for step, due_s in self.due_s().items():
             if due_s > time.monotonic():
                 continue
-            some, late = self._deadlines.take(self._view, step, self._agreement.state.wish.joining)
+            learning, least = self._agreement.state.wish.joining, self._agreement.members_min
+            some, late = self._deadlines.take(self._view, step, learning=learning, members_min=least)
             if late:
                 _log.warning("%s learns from now on: always late", _named(late))
                 self._agreement.apply(commit.changed, joining=late, at_boundary=True)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Collection
+from dataclasses import dataclass, field
 
 from transport.volatile.protocol.commit import Contributors
 from transport.volatile.protocol.view import Member, View
@@ -22,35 +23,62 @@ ROUND_TRIPS = 4.0
 """At least: the first worker hears of an arrival half a round trip later, and noise of the network is of this order."""
 LATE_MAX = 3
 """A worker that is late in so many steps in a row learns from then on, until it has caught up."""
+LEARNS_STEPS_MAX = 48
+"""It learns for twice as many steps each time, up to so many. One that is always slow would else hold up three steps
+of every few, and change the view twice; so it is one step in 17."""
 STEPS_KEPT = 16
 """Late parts of that many steps are still measured."""
 
 
-class Arrivals:
-    """What the first worker knows of its view's arrivals."""
+@dataclass
+class _Step:
+    """Whose parts are there, when the first one was ready that was made for it, and how many it needs at least."""
+
+    here: set[Member] = field(default_factory=set)
+    first_s: float = math.inf
+    quorum: int = 0
+
+
+@dataclass
+class _LearningTime:
+    """For how many steps a worker that was always late learns, and up to which one."""
+
+    steps: int
+    until: int
+
+
+class Deadlines:
+    """Of the steps whose contributors the first worker of a view has to choose, and those that it has chosen."""
 
     def __init__(self) -> None:
         self._after_s: deque[float] = deque(maxlen=ARRIVALS)
-        self._here: dict[int, dict[Member, float]] = {}
+        self._steps: dict[int, _Step] = {}
+        self._chosen: OrderedDict[int, Contributors] = OrderedDict()
         self._late: dict[Member, int] = {}
+        self._learning: dict[Member, _LearningTime] = {}
 
-    def forget(self) -> None:
-        """The view changes: steps begin anew. How long arrivals take stays known."""
-        self._here.clear()
+    def forget(self, members: Collection[Member]) -> None:
+        """The view changes to these members: steps begin anew. How long arrivals take stays known, and who was late."""
+        self._steps.clear()
+        self._chosen.clear()
         self._late.clear()
+        self._learning = {one: said for one, said in self._learning.items() if one in members}
 
-    def arrived(self, member: Member, step: int, now_s: float) -> None:
-        """The part of `member` for `step` is ready."""
-        here = self._here.setdefault(step, {})
-        if member not in here:
-            here[member] = now_s
-            self._after_s.append(now_s - min(here.values()))
-        for old in sorted(self._here)[:-STEPS_KEPT]:
-            del self._here[old]
+    def arrived(self, member: Member, step: int, quorum: int, now_s: float, *, made_up: bool = False) -> None:
+        """The part of `member` for `step` is ready, which needs `quorum` contributors at least.
 
-    def steps(self) -> list[int]:
-        """Of which anybody's part is there."""
-        return sorted(self._here)
+        Args:
+            made_up: it was made for the step before, and says nothing of when those for this one may come.
+        """
+        known = self._steps.setdefault(step, _Step())
+        known.quorum = max(quorum, known.quorum)
+        if member not in known.here:
+            known.here.add(member)
+            if not made_up:
+                known.first_s = min(now_s, known.first_s)
+                self._after_s.append(now_s - known.first_s)
+        for old in sorted(self._steps)[:-STEPS_KEPT]:
+            del self._steps[old]
 
     def wait_s(self, *, rtt_s: float) -> float:
         """How long after the first part of a step the last one may come."""
@@ -60,76 +88,57 @@ class Arrivals:
         deviation_s = statistics.median(abs(one - median_s) for one in self._after_s)
         return max(median_s + DEVIATIONS * deviation_s, ROUND_TRIPS * rtt_s)
 
-    def due_s(self, step: int, workers: Iterable[Member], quorum: int, *, rtt_s: float) -> float:
-        """When the contributors of `step` are known: at once (0) if all are there, never yet if fewer than `quorum`."""
-        here, expected = self._here.get(step, {}), set(workers)
-        if here.keys() >= expected:
+    def due_s(self, workers: Collection[Member], committed: int, *, rtt_s: float) -> dict[int, float]:
+        """The steps after `committed` that are open, and when the contributors of each are known.
+
+        At once (0) where all are there, and never yet (infinite) where they are fewer than the quorum, or half of all.
+        """
+        open_steps = {step for step in self._steps if step not in self._chosen and step > committed}
+        return {step: self._due_s(self._steps[step], frozenset(workers), rtt_s) for step in sorted(open_steps)}
+
+    def _due_s(self, step: _Step, workers: frozenset[Member], rtt_s: float) -> float:
+        if step.here >= workers:
             return 0.0
-        if len(expected & here.keys()) < quorum:
+        least = min(max(step.quorum, len(workers) // 2 + 1), len(workers))
+        if len(workers & step.here) < least:
             return math.inf
-        return min(here.values()) + self.wait_s(rtt_s=rtt_s)
+        return step.first_s + self.wait_s(rtt_s=rtt_s)
 
-    def take(self, step: int, workers: Iterable[Member]) -> frozenset[Member]:
-        """The contributors of `step`: those who are there. The others are late."""
-        here = self._here.get(step, {})
-        for one in workers:
-            self._late[one] = 0 if one in here else self._late.get(one, 0) + 1
-        return frozenset(here) & frozenset(workers)
-
-    def always_late(self) -> frozenset[Member]:
-        """Who was late in the last steps, without exception."""
-        return frozenset(one for one, count in self._late.items() if count >= LATE_MAX)
-
-
-class Deadlines:
-    """Of the steps whose contributors the first worker of a view has to choose, and those that it has chosen."""
-
-    def __init__(self) -> None:
-        self._arrivals = Arrivals()
-        self._chosen: OrderedDict[int, Contributors] = OrderedDict()
-        self._quorum: dict[int, int] = {}
-
-    def forget(self) -> None:
-        """The view changes."""
-        self._arrivals.forget()
-        self._chosen.clear()
-        self._quorum.clear()
-
-    def arrived(self, member: Member, step: int, quorum: int, now_s: float) -> None:
-        """The part of `member` for `step` is ready, which needs `quorum` contributors at least."""
-        self._arrivals.arrived(member, step, now_s)
-        self._quorum[step] = max(quorum, self._quorum.get(step, 0))
-        self._quorum = {one: self._quorum[one] for one in self._arrivals.steps() if one in self._quorum}
-
-    def chosen(self, step: int) -> Contributors | None:
-        """What was said of `step`, where that is still known."""
-        return self._chosen.get(step)
-
-    def due_s(self, view: View, committed: int, *, rtt_s: float) -> dict[int, float]:
-        """The steps after `committed` that are open, and when the contributors of each are known."""
-        workers = view.workers
-
-        def least(step: int) -> int:
-            return min(max(self._quorum[step], len(workers) // 2 + 1), len(workers))
-
-        return {
-            step: self._arrivals.due_s(step, workers, least(step), rtt_s=rtt_s)
-            for step in self._arrivals.steps()
-            if step not in self._chosen and step > committed
-        }
-
-    def take(self, view: View, step: int, learning: frozenset[Member]) -> tuple[frozenset[Member], frozenset[Member]]:
-        """The contributors of `step`, and who is to learn from now on: workers that are always late.
+    def take(
+        self, view: View, step: int, *, learning: frozenset[Member], members_min: int
+    ) -> tuple[frozenset[Member], frozenset[Member]]:
+        """The contributors of `step`: those who are there. And who is to learn from now on, as it is always late.
 
         Args:
             learning: who is to learn anyway.
+            members_min: so many are to work at least.
         """
-        some = self._arrivals.take(step, view.workers)
-        late = self._arrivals.always_late() - learning
-        return some, late if len(view.workers) - len(late) >= self._quorum[step] else frozenset()
+        here = self._steps[step].here
+        for one in view.workers:
+            self._late[one] = 0 if one in here else self._late.get(one, 0) + 1
+            said = self._learning.get(one)
+            if said is not None and one in here and step >= said.until + said.steps:
+                del self._learning[one]  # it was in time for as long as it had to learn
+        late = frozenset(one for one, count in self._late.items() if count >= LATE_MAX) - learning
+        if len(view.workers) - len(late) < max(self._steps[step].quorum, members_min):
+            late = frozenset()
+        for one in late:
+            before = self._learning.get(one)
+            steps = LATE_MAX if before is None else min(2 * before.steps, LEARNS_STEPS_MAX)
+            self._learning[one] = _LearningTime(steps, until=step + steps)
+        return frozenset(here) & frozenset(view.workers), late
+
+    def may_work(self, member: Member, step: int) -> bool:
+        """Whether one who learns and holds all up to `step` may work again."""
+        said = self._learning.get(member)
+        return said is None or step >= said.until
 
     def chose(self, message: Contributors) -> None:
         """That was said of a step."""
         self._chosen[message.step] = message
         while len(self._chosen) > STEPS_KEPT:
             self._chosen.popitem(last=False)
+
+    def chosen(self, step: int) -> Contributors | None:
+        """What was said of `step`, where that is still known."""
+        return self._chosen.get(step)

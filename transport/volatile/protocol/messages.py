@@ -38,11 +38,16 @@ class Connected:
 
 @dataclass(frozen=True)
 class Arrived:
-    """To the first worker: the sender has its part of `step` ready, which needs `quorum` contributors at least."""
+    """To the first worker: the sender has its part of `step` ready, which needs `quorum` contributors at least.
+
+    Args:
+        made_up: the part was made for the step before, for which it came too late.
+    """
 
     epoch: int
     step: int
     quorum: int
+    made_up: bool
 
 
 @dataclass(frozen=True)
@@ -95,8 +100,8 @@ def encode(message: Mail) -> bytes:
             fields = [1, mesh]
         case Connected(mesh):
             fields = [2, mesh]
-        case Arrived(epoch, step, quorum):
-            fields = [3, epoch, step, quorum]
+        case Arrived(epoch, step, quorum, made_up):
+            fields = [3, epoch, step, quorum, made_up]
         case Ready(step, digest):
             fields = [4, step, digest]
         case Pause(reason):
@@ -134,8 +139,8 @@ def _decode(held: list[Any]) -> Mail:
             return Connect(mesh)
         case [2, int(mesh)]:
             return Connected(mesh)
-        case [3, int(epoch), int(step), int(quorum)]:
-            return Arrived(epoch, step, quorum)
+        case [3, int(epoch), int(step), int(quorum), bool(made_up)]:
+            return Arrived(epoch, step, quorum, made_up)
         case [4, int(step), bytes(digest)]:
             return Ready(step, digest)
         case [5, str(reason)]:

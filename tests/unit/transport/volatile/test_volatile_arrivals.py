@@ -1,4 +1,4 @@
-"""A step waits as long as the last arrivals let expect, and names who is always late."""
+"""A step waits as long as the last arrivals let expect, and who is always late learns, for longer each time."""
 
 from __future__ import annotations
 
@@ -6,20 +6,32 @@ import math
 
 import pytest
 
-from transport.volatile.protocol.arrivals import ARRIVALS, LATE_MAX, ROUND_TRIPS, STEPS_KEPT, Arrivals
-from transport.volatile.protocol.view import Member
+from transport.volatile.protocol.arrivals import (
+    ARRIVALS,
+    LATE_MAX,
+    LEARNS_STEPS_MAX,
+    ROUND_TRIPS,
+    STEPS_KEPT,
+    Deadlines,
+)
+from transport.volatile.protocol.view import DIGEST_BYTES, Member, View
 
 A, B, C = (Member(name, 1) for name in "abc")
 ALL = (A, B, C)
+NOBODY: frozenset[Member] = frozenset()
 
 
-def seen(*after_s: float) -> Arrivals:
+def view_of(*workers: Member) -> View:
+    return View(1, workers, 0, bytes(DIGEST_BYTES))
+
+
+def seen(*after_s: float) -> Deadlines:
     """Steps 1, 2, ... of which the parts of b and c came so long after that of a."""
-    arrivals = Arrivals()
+    deadlines = Deadlines()
     for step, late_s in enumerate(after_s, 1):
         for member, at_s in ((A, 0.0), (B, late_s), (C, late_s)):
-            arrivals.arrived(member, step, 100.0 * step + at_s)
-    return arrivals
+            deadlines.arrived(member, step, 2, 100.0 * step + at_s)
+    return deadlines
 
 
 def test_nobody_is_late_before_so_many_arrivals_are_known() -> None:
@@ -29,42 +41,84 @@ def test_nobody_is_late_before_so_many_arrivals_are_known() -> None:
 
 def test_the_wait_is_the_median_and_five_deviations_or_four_round_trips() -> None:
     # Of the last 20, 6 are a's at 0, 7 at 0.1 and 7 at 0.3: the median is 0.1, half of all differ from it by 0.1.
-    arrivals = seen(*[0.1, 0.3] * 5)
-    after_s = sorted(arrivals._after_s)
+    deadlines = seen(*[0.1, 0.3] * 5)
+    after_s = sorted(deadlines._after_s)
     median_s = (after_s[9] + after_s[10]) / 2
     deviations_s = sorted(abs(one - median_s) for one in after_s)
     expected_s = median_s + 5 * (deviations_s[9] + deviations_s[10]) / 2
-    assert arrivals.wait_s(rtt_s=0.01) == pytest.approx(expected_s)
-    assert arrivals.wait_s(rtt_s=expected_s) == pytest.approx(ROUND_TRIPS * expected_s)
+    assert deadlines.wait_s(rtt_s=0.01) == pytest.approx(expected_s)
+    assert deadlines.wait_s(rtt_s=expected_s) == pytest.approx(ROUND_TRIPS * expected_s)
 
 
 def test_a_step_is_due_at_once_with_all_later_with_a_quorum_and_never_without() -> None:
-    arrivals = seen(*[0.1] * ARRIVALS)
-    step, wait_s = 50, arrivals.wait_s(rtt_s=0.0)
-    arrivals.arrived(A, step, 7.0)
-    assert arrivals.due_s(step, ALL, 2, rtt_s=0.0) == math.inf
-    arrivals.arrived(B, step, 7.1)
-    assert arrivals.due_s(step, ALL, 2, rtt_s=0.0) == pytest.approx(7.0 + wait_s)
-    assert arrivals.due_s(step, (A, B), 2, rtt_s=0.0) == 0.0
-    arrivals.arrived(C, step, 7.1)
-    assert arrivals.due_s(step, ALL, 2, rtt_s=0.0) == 0.0
+    deadlines = seen(*[0.1] * ARRIVALS)
+    step, wait_s = 50, deadlines.wait_s(rtt_s=0.0)
+    deadlines.arrived(A, step, 1, 7.0)
+    assert deadlines.due_s(ALL, step - 1, rtt_s=0.0) == {step: math.inf}, "fewer than half of them are no quorum"
+    deadlines.arrived(B, step, 1, 7.1)
+    assert deadlines.due_s(ALL, step - 1, rtt_s=0.0) == {step: pytest.approx(7.0 + wait_s)}
+    assert deadlines.due_s((A, B), step - 1, rtt_s=0.0) == {step: 0.0}
+    assert deadlines.due_s(ALL, step, rtt_s=0.0) == {}
+    deadlines.arrived(C, step, 1, 7.1)
+    assert deadlines.due_s(ALL, step - 1, rtt_s=0.0) == {step: 0.0}
 
 
-def test_who_is_late_so_often_in_a_row_is_named_until_it_is_in_time() -> None:
-    arrivals = Arrivals()
-    for step in range(1, LATE_MAX + 1):
-        assert arrivals.always_late() == set()
-        arrivals.arrived(A, step, 0.0)
-        assert arrivals.take(step, (A, B)) == {A}
-    assert arrivals.always_late() == {B}
-    arrivals.arrived(B, 9, 0.0)
-    assert arrivals.take(9, (A, B)) == {B}
-    assert arrivals.always_late() == set()
+def test_a_larger_quorum_is_waited_for() -> None:
+    deadlines = seen(*[0.1] * ARRIVALS)
+    for member in (A, B):
+        deadlines.arrived(member, 50, 3, 7.0)
+    assert deadlines.due_s(ALL, 49, rtt_s=0.0) == {50: math.inf}
+
+
+def late(deadlines: Deadlines, step: int, *here: Member, quorum: int = 1, members_min: int = 1) -> frozenset[Member]:
+    """Take a step of a and b with those who are here: who learns from then on."""
+    for member in here:
+        deadlines.arrived(member, step, quorum, 100.0 * step)
+    some, learns = deadlines.take(view_of(A, B), step, learning=NOBODY, members_min=members_min)
+    assert some == set(here)
+    return learns
+
+
+def test_who_is_late_so_often_in_a_row_learns_unless_it_is_needed() -> None:
+    deadlines = Deadlines()
+    for step in range(1, LATE_MAX):
+        assert late(deadlines, step, A) == NOBODY
+    assert late(deadlines, LATE_MAX, A, B) == NOBODY, "it was in time"
+    for step in range(LATE_MAX + 1, 2 * LATE_MAX):
+        assert late(deadlines, step, A, quorum=2) == NOBODY
+    assert late(deadlines, 2 * LATE_MAX, A, quorum=2) == NOBODY
+    assert late(deadlines, 2 * LATE_MAX + 1, A, members_min=2) == NOBODY, "the next step would wait for it"
+    assert late(deadlines, 2 * LATE_MAX + 2, A) == {B}
+
+
+def test_who_is_always_late_learns_for_twice_as_long_each_time_and_as_before_once_it_was_in_time_for_so_long() -> None:
+    deadlines, step, learnt = Deadlines(), 0, []
+    for _ in range(6):
+        while B not in late(deadlines, step := step + 1, A):
+            pass
+        deadlines.forget(ALL)  # the view in which it learns
+        until = step + 1
+        while not deadlines.may_work(B, until):
+            until += 1
+        learnt.append(until - step)
+        assert deadlines.may_work(A, step)
+        step = until
+        deadlines.forget(ALL)  # and that in which it works again
+    assert learnt[:3] == [LATE_MAX, 2 * LATE_MAX, 4 * LATE_MAX]
+    assert learnt[-1] == LEARNS_STEPS_MAX
+    in_time = range(step + 1, step + learnt[-1] + 2)
+    assert [late(deadlines, one, A, B) for one in in_time] == [NOBODY] * len(in_time)
+    again = range(in_time.stop, in_time.stop + LATE_MAX)
+    assert [late(deadlines, one, A) for one in again][-1] == {B}
+    step = again.stop - 1
+    assert deadlines.may_work(B, step + LATE_MAX)
+    deadlines.forget((A,))
+    assert deadlines.may_work(B, step), "it has gone, and comes anew"
 
 
 def test_what_is_kept_of_steps_is_bounded() -> None:
-    arrivals = seen(*[0.1] * 100)
-    assert arrivals.steps() == list(range(100 - STEPS_KEPT + 1, 101))
-    arrivals.forget()
-    assert arrivals.steps() == []
-    assert arrivals.wait_s(rtt_s=0.0) < math.inf
+    deadlines = seen(*[0.1] * 100)
+    assert list(deadlines.due_s(ALL, 0, rtt_s=0.0)) == list(range(100 - STEPS_KEPT + 1, 101))
+    deadlines.forget(ALL)
+    assert deadlines.due_s(ALL, 0, rtt_s=0.0) == {}
+    assert deadlines.wait_s(rtt_s=0.0) < math.inf
