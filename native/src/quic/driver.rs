@@ -143,15 +143,15 @@ impl Driver {
 
     /// Take what hosts say of peers that are not there any more.
     fn hear_refusals(&self, now: Instant, state: &State) {
-        self.socket.refusals(|to, datagram| {
+        for refusal in self.socket.refusals() {
             for connection in state.connections.values() {
                 let mut shared = connection.lock();
-                if shared.path.refused(to, datagram, now) {
+                if shared.path.refused(refusal.to, refusal.datagram(), now) {
                     connection.take_snapshot(&shared);
-                    return;
+                    break;
                 }
             }
-        });
+        }
     }
 
     /// Be woken at the next deadline; whether it has passed already.

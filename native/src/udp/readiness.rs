@@ -61,14 +61,21 @@ impl Readiness {
     }
 
     /// There was no room to send: whether there may be now; otherwise the task is woken when there is.
-    pub fn poll_room(&mut self, cx: &mut Context<'_>) -> bool {
+    ///
+    /// `take_reports`: empties the socket's queue of errors. While there is one, the socket counts as ready for ever.
+    pub fn poll_room(&mut self, cx: &mut Context<'_>, take_reports: impl FnOnce()) -> bool {
         self.missed = true;
         if !self.room {
             let _ = self.set(true);
         }
         match self.io.as_ref().map(|io| io.poll_write_ready(cx)) {
             Some(Poll::Ready(Ok(mut guard))) => {
+                let reported = guard.ready().is_write_closed();
                 guard.clear_ready(); // from before: whoever finds none again waits for what comes from here on
+                if reported {
+                    take_reports();
+                    let _ = self.set(true); // what is closed stays so otherwise
+                }
                 true
             }
             _ => false,
@@ -101,12 +108,14 @@ impl Readiness {
 mod tests {
     use std::future::poll_fn;
     use std::net::UdpSocket;
+    use std::os::fd::AsFd;
     use std::os::unix::net::UnixDatagram;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::task::{Wake, Waker};
     use std::time::{Duration, Instant};
 
+    use super::super::refusals;
     use super::*;
 
     #[derive(Default)]
@@ -167,6 +176,28 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_report_of_the_kernels_is_no_room_for_ever() {
+        let (ours, theirs) = (
+            UdpSocket::bind("127.0.0.1:0").unwrap(),
+            UdpSocket::bind("127.0.0.1:0").unwrap(),
+        );
+        refusals::keep(ours.as_fd());
+        let mut watch = watch(&ours);
+        let to = theirs.local_addr().unwrap();
+        drop(theirs);
+        ours.send_to(b"nobody is there", to).unwrap();
+        let cx = &mut Context::from_waker(Waker::noop());
+        let mut reports = 0;
+        for _ in 0..100 {
+            tokio::time::sleep(Duration::from_millis(1)).await; // the kernel's word comes with the next turn
+            if !watch.poll_room(cx, || refusals::read(ours.as_fd(), |_| reports += 1)) && reports > 0 {
+                return;
+            }
+        }
+        panic!("there is always room; {reports} reports");
+    }
+
+    #[tokio::test]
     async fn room_is_waited_for_where_there_was_none_and_what_came_meanwhile_is_not_missed() {
         let (ours, theirs) = UnixDatagram::pair().unwrap(); // whose room ends with what the other side has not read
         ours.set_nonblocking(true).unwrap();
@@ -175,11 +206,11 @@ mod tests {
             while ours.send(&[0; 100]).is_ok() {}
             theirs.send(b"in").unwrap();
             let waker = Waker::noop();
-            assert!(!watch.poll_room(&mut Context::from_waker(waker)));
+            assert!(!watch.poll_room(&mut Context::from_waker(waker), || {}));
             theirs.set_nonblocking(true).unwrap();
             while theirs.recv(&mut [0; 100]).is_ok() {}
             let room = poll_fn(|cx| {
-                if watch.poll_room(cx) {
+                if watch.poll_room(cx, || {}) {
                     Poll::Ready(())
                 } else {
                     Poll::Pending

@@ -1,7 +1,8 @@
 //! Datagrams that their host refused, since no process listens at the port (ICMP and ICMPv6 port unreachable).
 //!
-//! The kernel keeps such reports beside what has come (ip(7), IP_RECVERR). Anybody can forge one; only who has seen the
-//! datagram can quote it.
+//! The kernel keeps such reports beside what has come (ip(7), IP_RECVERR), and tells whoever sends or reads next of each,
+//! once, in place of doing what was asked: who gets an error from the socket tries again. Anybody can forge a report; only
+//! who has seen the datagram can quote it.
 
 use std::mem;
 use std::net::SocketAddr;
@@ -12,26 +13,39 @@ use socket2::SockAddr;
 
 use super::send::set;
 
-/// Enough to recognise the datagram by.
-const QUOTED_BYTES: usize = 64;
-/// Room for the report, with the address of whoever sent it.
-const CONTROL_BYTES: usize = 128;
-/// What is forged is read at no greater speed.
-const AT_ONCE: usize = 256;
+/// Enough to recognise a packet of QUIC by.
+const QUOTED_BYTES: usize = 16;
+/// Room for the report, with the address of whoever sent it, behind what the socket tells of each datagram.
+const CONTROL_BYTES: usize = 256;
+/// They wait in the memory of what has come: forged ones, of which there may be many, are read as fast as they come.
+const AT_ONCE: usize = 4096;
 const PORT_UNREACHABLE: [(u8, u8, u8); 2] = [
     (libc::SO_EE_ORIGIN_ICMP, 3, 3),  // RFC 792
     (libc::SO_EE_ORIGIN_ICMP6, 1, 4), // RFC 4443, 3.1
 ];
 
-/// Have the kernel keep reports for `read`. It also tells whoever reads or sends next, once, of each.
+/// Where a datagram went that its host refused, and how it begins.
+pub struct Refusal {
+    pub to: SocketAddr,
+    quoted: [u8; QUOTED_BYTES],
+    length: usize,
+}
+
+impl Refusal {
+    pub fn datagram(&self) -> &[u8] {
+        &self.quoted[..self.length]
+    }
+}
+
+/// Have the kernel keep reports for `read`.
 pub fn keep(socket: BorrowedFd<'_>) {
     // A socket of one family has not the other's option, and needs it not.
     let _ = set(socket, IPPROTO_IP, IP_RECVERR, 1);
     let _ = set(socket, IPPROTO_IPV6, IPV6_RECVERR, 1);
 }
 
-/// Take the reports that there are; `take` is given where each datagram went, and its beginning.
-pub fn read(socket: BorrowedFd<'_>, mut take: impl FnMut(SocketAddr, &[u8])) {
+/// Take the reports that there are.
+pub fn read(socket: BorrowedFd<'_>, mut take: impl FnMut(Refusal)) {
     #[repr(C, align(8))]
     struct Control([u8; CONTROL_BYTES]);
     for _ in 0..AT_ONCE {
@@ -67,7 +81,8 @@ pub fn read(socket: BorrowedFd<'_>, mut take: impl FnMut(SocketAddr, &[u8])) {
             return; // there are no more
         };
         if let (true, Some(to)) = (of_port, to.as_socket()) {
-            take(to, &quoted[..count.min(QUOTED_BYTES)]);
+            let length = count.min(QUOTED_BYTES);
+            take(Refusal { to, quoted, length });
         }
     }
 }
@@ -104,7 +119,7 @@ mod tests {
     fn reports(socket: &UdpSocket) -> Vec<(SocketAddr, Vec<u8>)> {
         let (mut found, since) = (Vec::new(), Instant::now());
         while found.is_empty() && since.elapsed() < Duration::from_secs(5) {
-            read(socket.as_fd(), |to, quoted| found.push((to, quoted.to_vec())));
+            read(socket.as_fd(), |one| found.push((one.to, one.datagram().to_vec())));
         }
         found
     }
@@ -117,9 +132,9 @@ mod tests {
             let to = theirs.local_addr().unwrap();
             ours.send_to(b"somebody is there", to).unwrap();
             drop(theirs);
-            read(ours.as_fd(), |to, _| panic!("{to} took it"));
-            ours.send_to(b"and now nobody", to).unwrap();
-            assert_eq!(reports(&ours), [(to, b"and now nobody".to_vec())]);
+            read(ours.as_fd(), |one| panic!("{} took it", one.to));
+            ours.send_to(b"and now there is nobody", to).unwrap();
+            assert_eq!(reports(&ours), [(to, b"and now there is".to_vec())]);
         }
     }
 
@@ -136,6 +151,6 @@ mod tests {
         )
         .unwrap();
         assert!(ours.send_to(&[0; 65500], theirs.local_addr().unwrap()).is_err());
-        read(ours.as_fd(), |to, _| panic!("{to} refused nothing"));
+        read(ours.as_fd(), |one| panic!("{} refused nothing", one.to));
     }
 }

@@ -19,7 +19,6 @@ use libc::{IP_PKTINFO, IP_TOS, IPPROTO_IP, IPPROTO_IPV6, IPV6_PKTINFO, IPV6_TCLA
 use quinn_udp::Transmit;
 use socket2::SockAddr;
 
-use super::socket::ICMP_ERRORS;
 use crate::runtime::locks::locked;
 
 const ECN_BITS: u8 = 3;
@@ -154,7 +153,7 @@ impl Sender {
             message.msg_control = control.0.as_mut_ptr().cast();
             message.msg_controllen = length as _;
         }
-        let mut of_another = true;
+        let mut reports = 1;
         loop {
             // SAFETY: every pointer of the message is to memory of this function or of its caller that lives on, with
             // the length that stands beside it; the kernel only reads.
@@ -162,11 +161,12 @@ impl Sender {
                 return Ok(());
             }
             let error = io::Error::last_os_error();
-            // The report of a datagram that went before, to whomever, is told to the next that goes.
-            let reported = error.raw_os_error().is_some_and(|code| ICMP_ERRORS.contains(&code));
-            let again = reported && mem::take(&mut of_another);
-            if error.kind() != io::ErrorKind::Interrupted && !again {
-                return Err(error);
+            match error.raw_os_error() {
+                Some(libc::EINTR) => {}
+                Some(libc::EAGAIN | libc::EIO | libc::EINVAL) => return Err(error),
+                // It may be of a datagram that went before, to whomever (`refusals`).
+                _ if reports > 0 => reports -= 1,
+                _ => return Err(error),
             }
         }
     }

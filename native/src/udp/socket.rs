@@ -4,7 +4,6 @@
 
 use std::collections::VecDeque;
 use std::io::{self, IoSliceMut};
-use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,7 +14,7 @@ use bytes::BytesMut;
 use quinn_udp::{BATCH_SIZE, RecvMeta, Transmit, UdpSockRef, UdpSocketState};
 
 use super::readiness::Readiness;
-use super::refusals;
+use super::refusals::{self, Refusal};
 use super::send::Sender;
 use crate::runtime::locks::locked;
 
@@ -25,14 +24,10 @@ const SEND_BUFFER_BYTES: usize = 2 << 20;
 const SEND_BUFFER_BYTES_MIN: usize = 8 << 10;
 /// What waits in this host for a slow link waits in the kernel behind this socket, and what is urgent waits behind it.
 const SEND_BUFFER: Duration = Duration::from_millis(4);
-/// What the kernel reports of a datagram sent earlier (ICMP): nothing is wrong with the socket.
-pub(super) const ICMP_ERRORS: [i32; 5] = [
-    libc::EMSGSIZE,
-    libc::ECONNREFUSED,
-    libc::ECONNRESET,
-    libc::EHOSTUNREACH,
-    libc::ENETUNREACH,
-];
+/// So many reports of datagrams that went before (ICMP) are passed over for one batch: nothing is wrong with the socket.
+const REPORTS_MAX: usize = 64;
+/// Of hosts that refuse datagrams: more peers do not end at once, and more reports are forged.
+const REFUSALS_MAX: usize = 64;
 /// The largest payload of UDP over IPv4, of one datagram or of what the kernel cuts into several.
 pub const PAYLOAD_BYTES_MAX: usize = 65507;
 /// Room for one datagram, or for what the kernel has joined.
@@ -50,6 +45,7 @@ pub struct Socket {
     state: UdpSocketState,
     sender: Sender,
     send_buffer_bytes: AtomicUsize,
+    refusals: Mutex<Vec<Refusal>>,
 }
 
 impl Socket {
@@ -75,6 +71,7 @@ impl Socket {
             state,
             sender,
             send_buffer_bytes: AtomicUsize::new(SEND_BUFFER_BYTES),
+            refusals: Mutex::default(),
         })
     }
 
@@ -108,7 +105,7 @@ impl Socket {
             if self.sender.send(self.borrow(), transmit).is_ok() {
                 return true;
             }
-            if !locked(&self.watch).poll_room(cx) {
+            if !locked(&self.watch).poll_room(cx, || self.take_reports()) {
                 return false;
             }
         }
@@ -119,9 +116,19 @@ impl Socket {
         let _ = self.sender.send(self.borrow(), transmit);
     }
 
-    /// What was refused since it was asked last: where each datagram went, and its beginning.
-    pub fn refusals(&self, take: impl FnMut(SocketAddr, &[u8])) {
-        refusals::read(self.borrow(), take);
+    /// What was refused since it was asked last.
+    pub fn refusals(&self) -> Vec<Refusal> {
+        self.take_reports();
+        std::mem::take(&mut locked(&self.refusals))
+    }
+
+    fn take_reports(&self) {
+        let mut refusals = locked(&self.refusals);
+        refusals::read(self.borrow(), |one| {
+            if refusals.len() < REFUSALS_MAX {
+                refusals.push(one);
+            }
+        });
     }
 
     /// Whether something has come since it was asked last; otherwise the task is woken when it does.
@@ -236,13 +243,14 @@ impl Inbox {
 
 /// How many datagrams there were; None where there was none.
 fn receive(socket: &Socket, into: &mut [IoSliceMut<'_>], found: &mut [RecvMeta]) -> Option<usize> {
-    loop {
+    for _ in 0..REPORTS_MAX {
         match socket.state.recv(UdpSockRef::from(&socket.borrow()), into, found) {
             Ok(count) => return Some(count),
-            Err(error) if error.raw_os_error().is_some_and(|code| ICMP_ERRORS.contains(&code)) => {}
-            Err(_) => return None, // nothing there, or the socket is being closed
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
+            Err(_) => {}
         }
     }
+    None // the socket is being closed
 }
 
 #[cfg(test)]

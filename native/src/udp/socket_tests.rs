@@ -7,7 +7,7 @@
 use std::collections::{HashMap, HashSet};
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use quinn_udp::EcnCodepoint;
 
@@ -330,4 +330,39 @@ async fn a_room_that_nobody_looks_at_is_used_again() {
     assert_ne!(inbox.room().as_ptr(), address);
     drop(looked_at);
     assert_eq!(inbox.room().as_ptr(), address);
+}
+
+#[tokio::test]
+async fn what_goes_and_comes_behind_a_refused_datagram_is_not_lost() {
+    let (a, b, gone) = (bound(), bound(), bound());
+    let socket = adopt(&a);
+    let nobody = gone.local_addr().unwrap();
+    drop(gone);
+    let (mut refused, mut inbox, since) = (Vec::new(), Inbox::new(), Instant::now());
+    let mut sent = 0;
+    while refused.len() < 6 {
+        assert!(since.elapsed() < Duration::from_secs(20));
+        a.send_to(b"nobody takes this", nobody).unwrap(); // the kernel tells whoever sends or reads next
+        if sent % 2 == 0 {
+            send_piece(&socket, &b, &content(sent, 200), None);
+            sent += 1;
+        } else {
+            b.send_to(&content(sent, 100), a.local_addr().unwrap()).unwrap();
+            let came = read_pieces(&mut inbox, &socket, 100, 1);
+            assert_eq!(&came[0].data[..], content(sent, 100));
+            sent += 1;
+        }
+        refused.extend(socket.refusals());
+    }
+    assert!(
+        refused
+            .iter()
+            .all(|one| (one.to, one.datagram()) == (nobody, &b"nobody takes thi"[..]))
+    );
+    b.set_nonblocking(true).unwrap();
+    let mut buffer = [0; 300];
+    for number in (0..sent).step_by(2) {
+        let bytes = b.recv(&mut buffer).unwrap();
+        assert_eq!(buffer[..bytes], content(number, 200));
+    }
 }
