@@ -56,7 +56,8 @@ class DiLoCo(GlobalAlgorithm):
             made_up = self._group.make_up(mean, quorum=self.quorum)
             if made_up is not None:
                 self.last = made_up
-                self._apply([mean])
+                if not made_up.applied:
+                    self._apply([mean])
         self._receive(0, keep=False)
         return self.last
 

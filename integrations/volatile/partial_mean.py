@@ -50,7 +50,11 @@ class PartialMean(Algorithm):
         self.last = self._group.all_reduce(mean, **how)
         if not self.last.contributed:
             self._due = mean
-            made_up = self._group.make_up(own, **how)
+            try:
+                made_up = self._group.make_up(own, **how)
+            except BaseException:
+                self._make_due_step()  # the caller's optimizer will not
+                raise
             if made_up is not None:
                 self._make_due_step()
                 self.last, mean = made_up, own

@@ -30,7 +30,17 @@ from transport.volatile.protocol import commit
 from transport.volatile.protocol.admission import LOOK_S
 from transport.volatile.protocol.commit import Action, Advance, Commit, Contributors, Frozen, Left, Phase, Send, State
 from transport.volatile.protocol.hand_over import HandOver
-from transport.volatile.protocol.messages import Arrived, AskReady, Connect, Connected, Look, Mail, Pause, Ready
+from transport.volatile.protocol.messages import (
+    Arrived,
+    AskReady,
+    Connect,
+    Connected,
+    Look,
+    Mail,
+    Pause,
+    Ready,
+    Unfit,
+)
 from transport.volatile.protocol.view import MEMBERS_MAX, Member, View
 from transport.volatile.record.report import MemberReport
 from transport.volatile.register.register import POLL_S, Register
@@ -63,6 +73,8 @@ class Control:
         self.group: Group | None = None
         self.failure: HiveError | None = None
         self.decided: Commit | None = None
+        self.unfit = 0, 0
+        """The epoch and step that this member cannot make up a part for."""
         self.members_min = 1
         self.idle = False
         """The caller waits between two steps, for others."""
@@ -315,6 +327,10 @@ class Control:
                     self._first.learnt(sender, step, digest)
                 case AskReady():
                     self.links.mail(sender, Ready(self.state.committed, self.state.digest))
+                case Unfit(epoch, step):
+                    with self.changed:
+                        self.unfit = epoch, step
+                        self.changed.notify_all()
                 case Pause(reason):
                     self._first.asked_to_pause(sender, reason)
                 case _:

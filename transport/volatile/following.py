@@ -69,12 +69,15 @@ class Follower:
         holds = self._control.member in state.view.workers[:HOLDERS_MAX] and state.view.joining
         return bool(holds) and shelf.wanted and not shelf.has_state() and state.phase is Phase.REDUCING
 
-    def give_state(self) -> None:
-        """Put the state on the shelf, if this member is asked for it."""
+    def give_state(self) -> bool:
+        """Put the state on the shelf, if this member is asked for it. False where the caller cannot give it now."""
         if self.is_asked_for_state():
             state, data = self._control.state, self._get_state()
-            if data is not None and self._control.state.committed == state.committed:
+            if data is None:
+                return False
+            if self._control.state.committed == state.committed:
                 self._control.shelf.put_state(state.committed, state.digest, bytes(data))
+        return True
 
     def keep(
         self, step: int, members: tuple[Member, ...], view: View, views: Sequence[TensorView], *, late: bool

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import secrets
 import signal
 import threading
@@ -121,6 +122,7 @@ class VolatileGroup:
             raise MisuseError(f"a member's name has 1 to {NAME_BYTES_MAX} bytes: {name!r}")
         self.member = Member(name, secrets.randbits(62))
         self._broker = settings.broker
+        self._has_quorum = False
         self._control = Control(register, self.member, settings=settings)
         self._control.members_min = members_min
         self._follower = Follower(
@@ -218,9 +220,10 @@ class VolatileGroup:
         to twice as long as they do counts in every other step. Where it went on at once it would be late in each.
 
         Returns:
-            As `all_reduce`. None where the view changes before that, or this member only follows: nothing was done.
+            As `all_reduce`. None where nothing was done: the view changes before that, this member only follows, or
+            the next step has no quorum, or parts of another size.
 
-        Raises: as `all_reduce`, which has the arguments.
+        Raises: as `all_reduce`, which has the arguments. `timeout_s` is of the reduction, not of the waiting.
         """
         if self.member not in self.view.workers:
             return None
@@ -253,19 +256,26 @@ class VolatileGroup:
         if finite:
             _require_finite(views)
         kept = [bytes(one.data) for one in views]
-        attempts, differed, give_up_s = 0, 0, time.monotonic() + timeout_s
+        part_bytes = sum(map(len, kept))
+        attempts, differed = 0, 0
+        give_up_s = math.inf if within else time.monotonic() + timeout_s  # the others have yet to make theirs
         while True:
             group, view = self._ready(give_up_s, timeout_s, within)
             if within is not None and view is not within:
                 return None
             step, members = self.step + 1, view.workers
             if group is not None and quorum:
-                arrived = Arrived(view.epoch, step, quorum, made_up=within is not None)
+                self._has_quorum = True
+                arrived = Arrived(view.epoch, step, quorum, part_bytes, made_up=within is not None)
                 chosen = self._contributors(view, arrived, give_up_s, timeout_s)
                 if chosen is None:
                     continue
+                if within is not None and self._control.unfit == (view.epoch, step):
+                    return None
                 members = chosen
                 group = self._group_of(group, view, members, step)
+            elif group is not None and self._has_quorum:  # somebody may make up for the step before
+                self._control.tell_first(Arrived(view.epoch, step, 0, part_bytes, made_up=False))
             if group is None:
                 followed = self._follower.follow(view, views, give_up_s, timeout_s)
                 if followed is None:
@@ -417,13 +427,13 @@ class VolatileGroup:
         control = self._control
         try:
             while True:
-                self._follower.give_state()
+                given = self._follower.give_state()
                 with control.changed:
                     control.raise_failure()
                     state, view = control.state, control.view
                     if state.phase is Phase.BEHIND or (within is not None and view is not within):
                         return None, view
-                    if self._follower.is_asked_for_state():
+                    if given and self._follower.is_asked_for_state():
                         continue  # since a moment ago, and before the next step
                     waits = view.pause or len(view.workers) < self.members_min
                     if control.group is not None and state.phase is Phase.REDUCING and not waits:
@@ -444,7 +454,10 @@ class VolatileGroup:
     def _contributors(
         self, view: View, arrived: Arrived, give_up_s: float, timeout_s: float
     ) -> tuple[Member, ...] | None:
-        """Say that this member's part is ready, and wait to hear whose parts count; None where the view changes."""
+        """Say that this member's part is ready, and wait to hear whose parts count; None where the view changes.
+
+        Nobody's, where the part was made up and does not fit.
+        """
         control, again_s = self._control, 0.0
         while True:
             now_s = time.monotonic()
@@ -459,6 +472,8 @@ class VolatileGroup:
                 control.raise_failure()
                 if control.view is not view or control.state.phase is Phase.FROZEN:
                     return None
+                if arrived.made_up and control.unfit == (arrived.epoch, arrived.step):
+                    return ()
                 chosen = commit.announced(control.state, arrived.step)
                 if chosen is not None:
                     return chosen.members

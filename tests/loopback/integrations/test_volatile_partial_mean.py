@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -119,3 +120,33 @@ def test_a_member_that_is_always_slower_counts_in_the_next_steps_and_holds_what_
     both = seen[0].keys() & seen[2].keys()
     assert len(both) >= 6
     assert all(torch.equal(seen[0][one], seen[2][one]) for one in both)
+
+
+@pytest.mark.parametrize("elems", [3, None], ids=["of another size", "of the same size"])
+def test_a_reduction_of_the_callers_own_that_waits_for_all_meets_a_late_member_in_its_place(elems: int | None) -> None:
+    size, rounds, where = 3, 20, register()
+    networks = [model() for _ in range(size)]
+    late: list[bool] = []
+    sums: list[list[float]] = [[] for _ in range(size)]
+
+    def run(rank: int) -> None:
+        network = networks[rank]
+        inner = sgd(network)
+        algorithm = PartialMean(network.parameters(), optimizer=inner, quorum=2)
+        with algorithm.join(where, name=f"member-{rank}", members_min=size, settings=SETTINGS) as group:
+            for number in range(rounds):
+                learn(network, inner, number * size + rank)
+                time.sleep(0.02 + 0.06 * (rank == 2 and number > 8))
+                with algorithm.step():
+                    inner.step()
+                if rank == 2:
+                    assert algorithm.last is not None
+                    late.append(not algorithm.last.contributed)
+                own = torch.full((elems or algorithm._all.elems,), float(rank))
+                group.all_reduce(own)
+                sums[rank].append(float(own[0]))
+
+    in_threads(size, run)
+    assert any(late)
+    assert sums == [[1.0] * rounds] * size, "the mean of 0, 1 and 2"
+    assert all(torch.equal(flat(networks[0]), flat(one)) for one in networks)

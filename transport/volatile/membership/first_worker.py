@@ -16,7 +16,7 @@ from transport.volatile.protocol import commit
 from transport.volatile.protocol.admission import Admission, LetIn, MakePlan
 from transport.volatile.protocol.arrivals import Deadlines
 from transport.volatile.protocol.commit import Contributors, Phase, Send
-from transport.volatile.protocol.messages import Arrived, Connect
+from transport.volatile.protocol.messages import Arrived, Connect, Unfit
 from transport.volatile.protocol.view import Member, View
 from transport.volatile.register.register import Register
 
@@ -54,7 +54,7 @@ class FirstWorker:
         """That view is in force now."""
         self._admission.forget(view.members)
         self._agreement.links.give_up_plan()  # whoever is first now makes a new one
-        self._deadlines.forget(view.members)
+        self._deadlines.entered(view)
         self._wish_connections()
 
     # Who asks to join.
@@ -150,7 +150,10 @@ class FirstWorker:
         if not self.is_us:
             return
         step = message.step
-        self._deadlines.arrived(sender, step, message.quorum, time.monotonic(), made_up=message.made_up)
+        for one in self._deadlines.arrived(sender, message, time.monotonic()):
+            self._agreement.links.mail(one, Unfit(self._view.epoch, step))
+        if not message.quorum:
+            return
         said = self._deadlines.chosen(step)
         if said is not None or step <= self._agreement.state.committed:  # it is late, and has perhaps not heard
             self._agreement.links.mail(sender, said or Contributors(self._view.epoch, step, ()))

@@ -14,6 +14,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from transport.volatile.protocol.commit import Contributors
+from transport.volatile.protocol.messages import Arrived
 from transport.volatile.protocol.view import Member, View
 
 ARRIVALS = 20
@@ -32,11 +33,31 @@ STEPS_KEPT = 16
 
 @dataclass
 class _Step:
-    """Whose parts are there, when the first one was ready that was made for it, and how many it needs at least."""
+    """What is known of a step's parts.
+
+    Args:
+        here: whose are there.
+        made_up: how long those are that were made for the step before, fit or not.
+        part_bytes: how long those are that were made for this one; None before the first of them.
+        waits_for_all: it has no quorum.
+        first_s: when the first one was ready that was made for it.
+        quorum: how many it needs at least.
+    """
 
     here: set[Member] = field(default_factory=set)
+    made_up: dict[Member, int] = field(default_factory=dict)
+    part_bytes: int | None = None
+    waits_for_all: bool = False
     first_s: float = math.inf
     quorum: int = 0
+
+    def settle(self) -> frozenset[Member]:
+        """Take the parts that were made up, once the step is known; whose do not fit."""
+        if self.part_bytes is None:
+            return frozenset()
+        fit = {one for one, length in self.made_up.items() if length == self.part_bytes and not self.waits_for_all}
+        self.here |= fit
+        return frozenset(self.made_up) - fit
 
 
 @dataclass
@@ -56,29 +77,45 @@ class Deadlines:
         self._chosen: OrderedDict[int, Contributors] = OrderedDict()
         self._late: dict[Member, int] = {}
         self._learning: dict[Member, _LearningTime] = {}
+        self._workers: frozenset[Member] = frozenset()
 
-    def forget(self, members: Collection[Member]) -> None:
-        """The view changes to these members: steps begin anew. How long arrivals take stays known, and who was late."""
+    def entered(self, view: View) -> None:
+        """The view changes: steps begin anew. How long arrivals take stays known, and who was always late.
+
+        A worker that learns from now on was: every member sees that, so it is no matter who is the first then.
+        """
         self._steps.clear()
         self._chosen.clear()
         self._late.clear()
-        self._learning = {one: said for one, said in self._learning.items() if one in members}
+        self._learning = {one: said for one, said in self._learning.items() if one in view.members}
+        for one in self._workers & set(view.joining):
+            before = self._learning.get(one)
+            steps = LATE_MAX if before is None else min(2 * before.steps, LEARNS_STEPS_MAX)
+            self._learning[one] = _LearningTime(steps, until=view.base_step + steps)
+        self._workers = frozenset(view.workers)
 
-    def arrived(self, member: Member, step: int, quorum: int, now_s: float, *, made_up: bool = False) -> None:
-        """The part of `member` for `step` is ready, which needs `quorum` contributors at least.
+    def arrived(self, member: Member, message: Arrived, now_s: float) -> frozenset[Member]:
+        """The part of `member` for a step is ready.
 
-        Args:
-            made_up: it was made for the step before, and says nothing of when those for this one may come.
+        One that was made up says nothing of when those for this step may come, nor what the step is.
+
+        Returns:
+            Whose made up parts do not fit the step.
         """
-        known = self._steps.setdefault(step, _Step())
-        known.quorum = max(quorum, known.quorum)
-        if member not in known.here:
+        known = self._steps.setdefault(message.step, _Step())
+        if message.made_up:
+            known.made_up[member] = message.part_bytes
+        else:
+            known.part_bytes, known.waits_for_all = message.part_bytes, message.quorum == 0
+            known.made_up.pop(member, None)
+        if not message.made_up and message.quorum and member not in known.here:
             known.here.add(member)
-            if not made_up:
-                known.first_s = min(now_s, known.first_s)
-                self._after_s.append(now_s - known.first_s)
+            known.quorum = max(message.quorum, known.quorum)
+            known.first_s = min(now_s, known.first_s)
+            self._after_s.append(now_s - known.first_s)
         for old in sorted(self._steps)[:-STEPS_KEPT]:
             del self._steps[old]
+        return known.settle()
 
     def wait_s(self, *, rtt_s: float) -> float:
         """How long after the first part of a step the last one may come."""
@@ -122,10 +159,6 @@ class Deadlines:
         late = frozenset(one for one, count in self._late.items() if count >= LATE_MAX) - learning
         if len(view.workers) - len(late) < max(self._steps[step].quorum, members_min):
             late = frozenset()
-        for one in late:
-            before = self._learning.get(one)
-            steps = LATE_MAX if before is None else min(2 * before.steps, LEARNS_STEPS_MAX)
-            self._learning[one] = _LearningTime(steps, until=step + steps)
         return frozenset(here) & frozenset(view.workers), late
 
     def may_work(self, member: Member, step: int) -> bool:

@@ -41,13 +41,24 @@ class Arrived:
     """To the first worker: the sender has its part of `step` ready, which needs `quorum` contributors at least.
 
     Args:
+        quorum: 0 where all parts are waited for: only who makes up for a step before has to hear of that.
+        part_bytes: how long the part is.
         made_up: the part was made for the step before, for which it came too late.
     """
 
     epoch: int
     step: int
     quorum: int
+    part_bytes: int
     made_up: bool
+
+
+@dataclass(frozen=True)
+class Unfit:
+    """To one that makes up for the step before: `step` has other parts than that one, and its part is no part of it."""
+
+    epoch: int
+    step: int
 
 
 @dataclass(frozen=True)
@@ -86,7 +97,7 @@ class Ask:
     tag: int
 
 
-Mail = Look | Connect | Connected | Arrived | Ready | Pause | Ask | Contributors | Frozen | AskReady
+Mail = Look | Connect | Connected | Arrived | Ready | Pause | Ask | Contributors | Frozen | AskReady | Unfit
 
 REASON_CHARS_MAX = 200
 
@@ -100,8 +111,8 @@ def encode(message: Mail) -> bytes:
             fields = [1, mesh]
         case Connected(mesh):
             fields = [2, mesh]
-        case Arrived(epoch, step, quorum, made_up):
-            fields = [3, epoch, step, quorum, made_up]
+        case Arrived(epoch, step, quorum, part_bytes, made_up):
+            fields = [3, epoch, step, quorum, part_bytes, made_up]
         case Ready(step, digest):
             fields = [4, step, digest]
         case Pause(reason):
@@ -115,6 +126,8 @@ def encode(message: Mail) -> bytes:
             fields += [_pairs(wish.joining), _pairs(wish.ready), wish.asked, wish.mesh, wish.pause]
         case AskReady():
             fields = [9]
+        case Unfit(epoch, step):
+            fields = [10, epoch, step]
     return cbor.encode_map(dict(enumerate(fields)))
 
 
@@ -139,8 +152,8 @@ def _decode(held: list[Any]) -> Mail:
             return Connect(mesh)
         case [2, int(mesh)]:
             return Connected(mesh)
-        case [3, int(epoch), int(step), int(quorum), bool(made_up)]:
-            return Arrived(epoch, step, quorum, made_up)
+        case [3, int(epoch), int(step), int(quorum), int(part_bytes), bool(made_up)]:
+            return Arrived(epoch, step, quorum, part_bytes, made_up)
         case [4, int(step), bytes(digest)]:
             return Ready(step, digest)
         case [5, str(reason)]:
@@ -156,6 +169,8 @@ def _decode(held: list[Any]) -> Mail:
             return Frozen(epoch, committed, digest, prepared, contributors, frozenset(_members(lost)), wish)
         case [9]:
             return AskReady()
+        case [10, int(epoch), int(step)]:
+            return Unfit(epoch, step)
     raise ValueError("an unknown kind, or its fields are not what they should be")
 
 
