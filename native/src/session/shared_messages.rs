@@ -146,7 +146,10 @@ impl Inbound {
                         tokio::select! {
                             _ = connection.closed() => {}
                             () = sleep(LEFT_WITHIN) => {
-                                let failure = session.gone("its process has ended".to_owned());
+                                let failure = match self.link.process_ended() {
+                                    true => session.gone("its process has ended".to_owned()),
+                                    false => session.lost("it has let go of the shared memory".to_owned()),
+                                };
                                 session.close(Code::Dead as u64, failure);
                             }
                         }

@@ -10,11 +10,13 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use rustix::net::SendFlags;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::net::UnixStream;
 use tokio::sync::{Notify, oneshot};
 
@@ -36,6 +38,8 @@ pub struct Link {
     region: Arc<Region>,
     side: Side,
     socket: UnixStream,
+    /// The peer's process (pidfd_open(2)); None where it cannot be seen, as in another PID namespace.
+    process: Option<OwnedFd>,
     /// Of each message the peer takes so much unasked.
     eager_bytes: usize,
     outbound: Mutex<Outbound>,
@@ -93,6 +97,21 @@ pub struct Outgoing {
     turn_end: usize,
 }
 
+fn process_of(socket: &UnixStream) -> Option<OwnedFd> {
+    let number = socket.peer_cred().ok()?.pid()?;
+    pidfd_open(Pid::from_raw(number)?, PidfdFlags::empty()).ok()
+}
+
+fn has_ended(process: &OwnedFd) -> bool {
+    let mut polled = libc::pollfd {
+        fd: process.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: the kernel reads and writes one `pollfd`, and does not wait.
+    unsafe { libc::poll(&mut polled, 1, 0) == 1 }
+}
+
 impl Link {
     /// A link of which both sides have said what they allow, and the ring that is read here.
     ///
@@ -111,10 +130,12 @@ impl Link {
             over: false,
         };
         let reader = Reader::new(region.clone(), side.other());
+        let socket = UnixStream::from_std(socket)?;
         let link = Self {
             region,
             side,
-            socket: UnixStream::from_std(socket)?,
+            process: process_of(&socket),
+            socket,
             eager_bytes: usize::try_from(eager).unwrap_or(usize::MAX),
             outbound: Mutex::new(outbound),
             openings: SendScheduler::new(1, Arc::default()),
@@ -124,6 +145,11 @@ impl Link {
             received_bytes: AtomicU64::new(0),
         };
         Ok((Arc::new(link), reader))
+    }
+
+    /// Whether the peer's process is known to have ended. It may as well have let go of the link alone.
+    pub fn process_ended(&self) -> bool {
+        self.process.as_ref().is_some_and(has_ended)
     }
 
     /// Say in fresh memory what this side takes unasked.

@@ -124,3 +124,19 @@ async fn a_peer_that_goes_is_noticed() {
     drop(gone);
     assert!(!timeout(PATIENCE, here.woken(&reader)).await.unwrap().unwrap());
 }
+
+#[tokio::test]
+async fn a_side_that_lets_go_is_told_from_a_process_that_has_ended() {
+    let [(kept, reader), (dropped, _)] = sides();
+    drop(dropped);
+    while kept.woken(&reader).await.unwrap() {}
+    assert!(!kept.process_ended(), "it is this process");
+    let mut child = std::process::Command::new("true").spawn().unwrap();
+    let number = Pid::from_raw(child.id().try_into().unwrap()).unwrap();
+    let process = pidfd_open(number, PidfdFlags::empty()).unwrap();
+    let since = std::time::Instant::now();
+    while !has_ended(&process) {
+        assert!(since.elapsed() < PATIENCE);
+    }
+    child.wait().unwrap();
+}
