@@ -163,7 +163,8 @@ impl Sender {
             let error = io::Error::last_os_error();
             match error.raw_os_error() {
                 Some(libc::EINTR) => {}
-                Some(libc::EAGAIN | libc::EIO | libc::EINVAL) => return Err(error),
+                // ENOBUFS: a queue of this host was full, of which the kernel tells sockets that ask for reports alone.
+                Some(libc::EAGAIN | libc::EIO | libc::EINVAL | libc::ENOBUFS) => return Err(error),
                 // It may be of a datagram that went before, to whomever (`refusals`).
                 _ if reports > 0 => reports -= 1,
                 _ => return Err(error),
