@@ -27,8 +27,9 @@ from hive_qos.errors import MisuseError, PeerError
 from integrations.volatile.fragments import cut, trainable
 from integrations.volatile.outer import nesterov
 from transport.settings import Settings
-from transport.volatile.group import EVERYBODY, JOIN_S, Committed, VolatileGroup
+from transport.volatile.group import EVERYBODY, JOIN_S, VolatileGroup
 from transport.volatile.register.register import Register
+from transport.volatile.steps import Committed
 
 
 class Algorithm:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from integrations.volatile.algorithm import GlobalAlgorithm
-from transport.volatile.group import Committed
+from transport.volatile.steps import Committed
 
 
 class DiLoCo(GlobalAlgorithm):

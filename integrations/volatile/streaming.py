@@ -16,7 +16,7 @@ import torch
 
 from hive_qos.errors import MisuseError
 from integrations.volatile.algorithm import GlobalAlgorithm
-from transport.volatile.group import Committed
+from transport.volatile.steps import Committed
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from transport.volatile import group as volatile
 from transport.volatile.following import Follower
 from transport.volatile.membership.succession import Succession
 from transport.volatile.register.register import MemoryStore, Register, Store
+from transport.volatile.steps import Steps
 from transport.volatile.transfer.fetch import Fetch
 
 SECRET = b"0123456789abcdef"
@@ -81,8 +82,8 @@ class Stop:
         signal.signal(signal.SIGUSR1, lambda _number, _frame: self._arm())
         places: Mapping[str, tuple[Any, str, bool]] = {
             "reducing": (Group, "allreduce", True),
-            "reduced": (volatile.VolatileGroup, "_exchange", True),
-            "committed": (volatile.VolatileGroup, "_exchange", False),
+            "reduced": (Steps, "_exchange", True),
+            "committed": (Steps, "_exchange", False),
             "deciding": (Succession, "_advance", True),
             "decided": (Register, "advance", False),
             "fetching": (Fetch, "_take", False),

@@ -12,8 +12,9 @@ from patience import wait_until
 from hive_qos.errors import HiveError, PeerError
 from transport.settings import Settings
 from transport.tensors import TensorView
-from transport.volatile.group import Committed, VolatileGroup
+from transport.volatile.group import VolatileGroup
 from transport.volatile.register.register import Register, Store
+from transport.volatile.steps import Committed
 
 SECRET = b"0123456789abcdef"
 LIMIT_S = 60.0

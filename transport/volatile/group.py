@@ -18,34 +18,25 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import secrets
 import signal
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import TypeVar
 
-import numpy as np
-
-from hive_qos.errors import HiveError, MisuseError, PeerError, TimedOutError, TransportError
+from hive_qos.errors import HiveError, MisuseError, PeerError, TransportError
 from transport.collectives.reduce_op import ReduceOp
 from transport.group import Group
 from transport.settings import Settings
-from transport.tensors import TensorView
 from transport.volatile import departure
 from transport.volatile.control import Control
 from transport.volatile.following import ApplyResult, Follower
-from transport.volatile.protocol import commit
-from transport.volatile.protocol.commit import Commit, Differ, Phase, Prepared
 from transport.volatile.protocol.hand_over import ASK_S, STAY_S
-from transport.volatile.protocol.messages import Arrived
-from transport.volatile.protocol.view import DIGEST_BYTES, MEMBERS_MAX, NAME_BYTES_MAX, Member, View
+from transport.volatile.protocol.view import MEMBERS_MAX, NAME_BYTES_MAX, Member, View
 from transport.volatile.register.register import Register
-from transport.volatile.transfer.manifest import digest_of, piece_digests
-from transport.work import Work
+from transport.volatile.steps import Committed, Steps
 
 T = TypeVar("T")
 
@@ -56,30 +47,6 @@ EVERYBODY = MEMBERS_MAX
 JOIN_S = 300.0
 """A step of the others may take minutes, and a newcomer is let in after one."""
 LEAVE_S = 1.0
-ARRIVE_AGAIN_S = 1.0
-"""A worker says again that its part is ready: the first one may have changed."""
-DIFFER_MAX = 3
-"""Unequal results in so many attempts at a step, and no majority, are no accident."""
-
-
-@dataclass(frozen=True)
-class Committed:
-    """A step that all members have applied or are about to apply.
-
-    Args:
-        step: its number, from 1.
-        members: whose parts the result has, in rank order.
-        attempts: how often it was reduced here; more than 1 after a loss, 0 where the result was fetched.
-        contributed: this member's part is among them. Else `make_up` may have it count in the next step.
-        applied: `apply_result` has got the result, whose sizes are others than the caller's: the tensors are as they
-            were, and there is nothing left to apply.
-    """
-
-    step: int
-    members: tuple[Member, ...]
-    attempts: int
-    contributed: bool = True
-    applied: bool = False
 
 
 class VolatileGroup:
@@ -122,7 +89,6 @@ class VolatileGroup:
             raise MisuseError(f"a member's name has 1 to {NAME_BYTES_MAX} bytes: {name!r}")
         self.member = Member(name, secrets.randbits(62))
         self._broker = settings.broker
-        self._has_quorum = False
         self._control = Control(register, self.member, settings=settings)
         self._control.members_min = members_min
         self._follower = Follower(
@@ -132,6 +98,7 @@ class VolatileGroup:
             apply_result=apply_result,
             state_bytes_max=settings.receive_bytes_max,
         )
+        self._steps = Steps(self._control, self._follower)
         give_up_s = time.monotonic() + join_timeout_s
         try:
             self._control.join(join_timeout_s, follows=apply_result is not None)
@@ -197,7 +164,7 @@ class VolatileGroup:
             PeerError: members called with different tensors or operations, or hold unequal results.
             MisuseError: a tensor cannot be reduced, or is not finite.
         """
-        met = self._step(
+        met = self._steps.make(
             tensors, op, timeout_s, quorum=quorum, finite=finite, compression=compression, feedback=feedback
         )
         assert met is not None
@@ -227,7 +194,7 @@ class VolatileGroup:
         """
         if self.member not in self.view.workers:
             return None
-        return self._step(
+        return self._steps.make(
             tensors,
             op,
             timeout_s,
@@ -238,88 +205,6 @@ class VolatileGroup:
             within=self.view,
         )
 
-    def _step(
-        self,
-        tensors: object | Sequence[object],
-        op: ReduceOp,
-        timeout_s: float,
-        *,
-        quorum: int,
-        finite: bool,
-        compression: str,
-        feedback: Hashable,
-        within: View | None = None,
-    ) -> Committed | None:
-        """See `all_reduce`, and `make_up` where it is to be done `within` a view or not at all."""
-        listed = tensors if isinstance(tensors, list | tuple) else [tensors]
-        views = [TensorView.of(one, writable=True) for one in listed]
-        if finite:
-            _require_finite(views)
-        kept = [bytes(one.data) for one in views]
-        part_bytes = sum(map(len, kept))
-        attempts, differed = 0, 0
-        give_up_s = math.inf if within else time.monotonic() + timeout_s  # the others have yet to make theirs
-        while True:
-            group, view = self._ready(give_up_s, timeout_s, within)
-            if within is not None and view is not within:
-                return None
-            step, members = self.step + 1, view.workers
-            if group is not None and quorum:
-                self._has_quorum = True
-                arrived = Arrived(view.epoch, step, quorum, part_bytes, made_up=within is not None)
-                chosen = self._contributors(view, arrived, give_up_s, timeout_s)
-                if chosen is None:
-                    continue
-                if within is not None and self._control.unfit == (view.epoch, step):
-                    return None
-                members = chosen
-                group = self._group_of(group, view, members, step)
-            elif group is not None and self._has_quorum:  # somebody may make up for the step before
-                self._control.tell_first(Arrived(view.epoch, step, 0, part_bytes, made_up=False))
-            if group is None:
-                followed = self._follower.follow(view, views, give_up_s, timeout_s)
-                if followed is None:
-                    continue
-                met = Committed(
-                    followed.step, followed.members, attempts=0, contributed=False, applied=followed.applied
-                )
-                break
-            attempts += 1
-            met = Committed(step, members, attempts)
-            try:
-                works = [
-                    group.allreduce(
-                        one,
-                        op,
-                        timeout_s=timeout_s,
-                        compression=compression,
-                        feedback=None if feedback is None else (feedback, place),
-                    )
-                    for place, one in enumerate(views)
-                ]
-                _end(works)
-                if self._exchange(group, view, members, step, views):
-                    break
-                differed += self._control.view is view
-            except TransportError as error:
-                if isinstance(error, MisuseError | PeerError) and self._control.group is not None:
-                    raise
-                if time.monotonic() > give_up_s and not self._control.links.present.lost():
-                    raise
-                _log.info("step %d of epoch %d was not finished: %s", step, view.epoch, error)
-            if self._settled(view, step):
-                break
-            if differed >= DIFFER_MAX:
-                raise PeerError("the group", f"members hold unequal results of step {step}: one of them computes wrong")
-            for one, data in zip(views, kept, strict=True):
-                one.data[:] = data
-        for one in views:
-            one.write_back()
-        if met.contributed:
-            self._follower.keep(met.step, met.members, view, views, late=quorum > 0)
-        self._control.hand_over.committed(met.members)
-        return met
-
     def aside(self, run: Callable[[Group, View], T], *, timeout_s: float = 300.0) -> T | None:
         """Run something on the group of the present view's workers, apart from steps: exchanges between single members.
 
@@ -328,7 +213,7 @@ class VolatileGroup:
 
         Raises: as of `all_reduce`, and what `run` raises while the view stays.
         """
-        group, view = self._ready(time.monotonic() + timeout_s, timeout_s)
+        group, view = self._steps.ready(time.monotonic() + timeout_s, timeout_s)
         if group is None:  # this member has to follow the others' steps first
             return None
         self._control.wait_between_steps(idle=True)  # or a change of the view would wait for the end of a step
@@ -338,7 +223,7 @@ class VolatileGroup:
             if isinstance(error, MisuseError | PeerError) and self._control.group is not None:
                 raise
             _log.info("an exchange in epoch %d was given up: %s", view.epoch, error)
-        self._settled(view, self.step + 1)
+        self._steps.settled(view, self.step + 1)
         return None
 
     def stepped(self, gradient_bytes: int) -> None:
@@ -415,155 +300,3 @@ class VolatileGroup:
         with contextlib.suppress(HiveError):
             self._control.leave()
         self.close()
-
-    # A step.
-
-    def _ready(self, give_up_s: float, timeout_s: float, within: View | None = None) -> tuple[Group | None, View]:
-        """Wait until a step may begin: the connected workers, or None where this member has to follow them.
-
-        Args:
-            within: wait no longer than for as long as this is the view.
-        """
-        control = self._control
-        try:
-            while True:
-                given = self._follower.give_state()
-                with control.changed:
-                    control.raise_failure()
-                    state, view = control.state, control.view
-                    if state.phase is Phase.BEHIND or (within is not None and view is not within):
-                        return None, view
-                    if given and self._follower.is_asked_for_state():
-                        continue  # since a moment ago, and before the next step
-                    waits = view.pause or len(view.workers) < self.members_min
-                    if control.group is not None and state.phase is Phase.REDUCING and not waits:
-                        return control.group, view
-                    control.wait_between_steps(idle=waits)
-                    left_s = give_up_s - time.monotonic()
-                    if left_s <= 0:
-                        raise TimedOutError(self._what_waits(view), timeout_s=timeout_s)
-                    control.changed.wait(min(left_s, 0.1))
-        finally:
-            control.wait_between_steps(idle=False)
-
-    def _what_waits(self, view: View) -> str:
-        if view.pause:
-            return f"waiting for {', '.join(map(str, view.joining))}, which could not follow"
-        return f"a volatile group of {len(view.workers)}, of at least {self.members_min} members"
-
-    def _contributors(
-        self, view: View, arrived: Arrived, give_up_s: float, timeout_s: float
-    ) -> tuple[Member, ...] | None:
-        """Say that this member's part is ready, and wait to hear whose parts count; None where the view changes.
-
-        Nobody's, where the part was made up and does not fit.
-        """
-        control, again_s = self._control, 0.0
-        while True:
-            now_s = time.monotonic()
-            if now_s >= give_up_s:
-                raise TimedOutError(
-                    f"step {arrived.step}: {view.workers[0]} did not say whose parts count", timeout_s=timeout_s
-                )
-            if now_s >= again_s:
-                control.tell_first(arrived)
-                again_s = now_s + ARRIVE_AGAIN_S
-            with control.changed:
-                control.raise_failure()
-                if control.view is not view or control.state.phase is Phase.FROZEN:
-                    return None
-                if arrived.made_up and control.unfit == (arrived.epoch, arrived.step):
-                    return ()
-                chosen = commit.announced(control.state, arrived.step)
-                if chosen is not None:
-                    return chosen.members
-                control.changed.wait(0.1)
-
-    def _group_of(self, whole: Group, view: View, members: tuple[Member, ...], step: int) -> Group | None:
-        """The group of a step's contributors; None where this member is not among them."""
-        if members == view.workers:
-            return whole
-        if self.member not in members:
-            return None
-        return self._control.some(members, f"{view.epoch}.{step}")
-
-    def _exchange(
-        self, group: Group, view: View, members: tuple[Member, ...], step: int, views: Sequence[TensorView]
-    ) -> bool:
-        """Say that this member is prepared, and hear it of the others; whether the step is committed."""
-        control = self._control
-        result = digest_of(piece_digests([one.data for one in views]))
-        with control.changed:
-            if control.view is not view:
-                return False
-            before = control.state
-            actions = control.apply(commit.reduced, step, result)
-            own = next((one for who, one in control.state.prepared if who == self.member and one.step == step), None)
-            if any(isinstance(one, Commit) for one in actions):
-                return True
-            if control.state is before or own is None:
-                return False
-        said = np.frombuffer(own.digest + bytes([own.turn]), np.uint8)
-        outputs = [np.zeros(said.size, np.uint8) for _ in members]
-        group.all_gather(outputs, said).wait()
-        with control.changed:
-            for member, heard in zip(members, outputs, strict=True):
-                if member == self.member or control.view is not view:
-                    continue
-                data = heard.tobytes()
-                prepared = Prepared(view.epoch, step, data[:DIGEST_BYTES], members, bool(data[DIGEST_BYTES]))
-                actions = control.apply(commit.received, member, prepared)
-                for one in actions:
-                    if isinstance(one, Differ):
-                        self._name(one)
-                if any(isinstance(one, Commit) and one.step == step for one in actions):
-                    return True
-        return False
-
-    def _name(self, differ: Differ) -> None:
-        """Whose result is another one. A majority sends the odd ones away."""
-        shown = ", ".join(f"{one}: {digest.hex()[:8]}" for one, digest in sorted(differ.digests.items()))
-        odd = ", ".join(map(str, sorted(differ.odd)))
-        _log.warning("results of step %d differ%s: %s", differ.step, f", {odd} is odd" if odd else "", shown)
-        if self.member in differ.odd:
-            reason = (
-                f"its result of step {differ.step} is not that of the others ({shown}): this machine computes wrong"
-            )
-            self._control.fail(PeerError(str(self.member), reason))
-
-    def _settled(self, view: View, step: int) -> bool:
-        """After a failure: have the view changed, and wait until it is. Whether the step was committed with that."""
-        control = self._control
-        with control.changed:
-            if control.view is view and control.state.phase is not Phase.FROZEN:
-                control.suspect()
-            while control.view is view and control.failure is None and not control.closing:
-                control.changed.wait(0.5)
-            control.raise_failure()
-            return control.decided is not None and control.decided.step == step
-
-
-def _end(works: Sequence[Work]) -> None:
-    """Wait for all, then raise the first error: until they end, the tensors are theirs."""
-    errors: list[HiveError] = []
-    for one in works:
-        try:
-            one.wait()
-        except HiveError as error:
-            errors.append(error)
-    if errors:
-        raise errors[0]
-
-
-def _require_finite(views: Sequence[TensorView]) -> None:
-    for place, one in enumerate(views):
-        if not one.numpy_has_dtype:
-            continue
-        values = one.numpy()
-        if values.dtype.kind not in "fc":
-            continue
-        with np.errstate(all="ignore"):
-            total = values.sum()  # one pass without a copy; where it is not finite, it may have overflown
-        if not np.isfinite(total) and not (finite := np.isfinite(values)).all():
-            where = int(np.flatnonzero(~finite)[0])
-            raise MisuseError(f"tensor {place} holds {values.reshape(-1)[where]} at {where}: nothing of it was sent")

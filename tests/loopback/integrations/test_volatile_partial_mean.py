@@ -12,7 +12,8 @@ from patience import wait_until
 from volatile_members import SETTINGS, adamw, batch, flat, in_threads, learn, model, register, sgd, step_until
 
 from integrations.volatile import PartialMean
-from transport.volatile.group import Committed, VolatileGroup
+from transport.volatile.group import VolatileGroup
+from transport.volatile.steps import Committed
 
 SIZE = 2
 

@@ -29,8 +29,9 @@ from tools.bench.programs.conversation import Begun, Order, cpu_s, serve
 from tools.collectivesbench.programs.training import Task
 from tools.volatilebench.programs import tasks
 from transport.settings import Settings
-from transport.volatile.group import Committed, VolatileGroup
+from transport.volatile.group import VolatileGroup
 from transport.volatile.register.register import MemoryStore, Register
+from transport.volatile.steps import Committed
 
 TASK = "small transformer"
 SETTINGS = Settings(listen="127.0.0.1", broker="off", job_secret=b"checks-only-secret-of-this-run")

@@ -22,7 +22,7 @@ from tools.measure.sampler import parse_interfaces
 from tools.volatilebench.programs import stepper, tasks
 from tools.volatilebench.programs.trainings import Ddp, Training, Volatile, missing
 from tools.volatilebench.settings import TOKENS
-from transport.volatile.group import Committed
+from transport.volatile.steps import Committed
 
 REJOIN_S = 1.0
 """Before who was left out asks to join again."""

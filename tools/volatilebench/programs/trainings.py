@@ -17,7 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from integrations import volatile
 from tools.volatilebench.programs import tasks
-from transport.volatile.group import Committed, VolatileGroup
+from transport.volatile.group import VolatileGroup
+from transport.volatile.steps import Committed
 
 TIMEOUT = datetime.timedelta(seconds=120)
 """For starting together, and for an all-reduce: members on a busy machine load torch in 30 s."""
