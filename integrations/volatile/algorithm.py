@@ -163,10 +163,6 @@ class Algorithm:
         """Of a step of an algorithm with `quorum`; `with_all` where it is to wait for all whatever that is."""
         return EVERYBODY if with_all and self.quorum else self.quorum
 
-    def _counted(self, committed: Committed) -> bool:
-        """Whether this member's part is in a step's result."""
-        return self._group.member in committed.members
-
     def _under_way(self) -> Future[Any] | None:
         """What a thread of the algorithm makes steps of the group in, and applies them; None without one."""
         return None

@@ -203,7 +203,7 @@ class AsyncDiLoCo(GlobalAlgorithm):
                 continue
             with self._lock:
                 self._apply(sums)
-                if snapshot is not None and self._counted(self.last):
+                if snapshot is not None and self.last.contributed:
                     self._arrived[place] = _Merged(self._global[place], snapshot)
             if self._ending and sums[1][_ENDING] == sums[1][_MEMBERS]:  # who was late may still train
                 return

@@ -37,6 +37,19 @@ pub enum Failure {
     Cancelled(String),
 }
 
+impl Failure {
+    /// Why, in words, where there are any.
+    pub fn reason(&self) -> Option<&str> {
+        match self {
+            Self::Lost { reason, .. }
+            | Self::Gone { reason, .. }
+            | Self::Peer { reason, .. }
+            | Self::Cancelled(reason) => Some(reason),
+            Self::TimedOut { .. } => None,
+        }
+    }
+}
+
 /// A message's payload on its way to Python.
 pub enum Arrived {
     /// It is in the buffer that was posted.

@@ -414,6 +414,11 @@ class Control:
             self._register_lost = False
 
     @property
+    def step(self) -> int:
+        """The last step that is committed here: 0 before the first."""
+        return max(self.state.committed, 0)
+
+    @property
     def is_idle(self) -> bool:
         return self.idle or self.view.workers == (self.member,)
 

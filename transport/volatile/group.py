@@ -110,7 +110,7 @@ class VolatileGroup:
     @property
     def step(self) -> int:
         """The last step that is committed here: 0 before the first."""
-        return max(self._control.state.committed, 0)
+        return self._control.step
 
     @property
     def members_min(self) -> int:

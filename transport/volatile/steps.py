@@ -91,17 +91,15 @@ class Steps:
         give_up_s = math.inf if within else time.monotonic() + timeout_s  # the others have yet to make theirs
         while True:
             group, view = self.ready(give_up_s, timeout_s, within)
-            if within is not None and view is not within:
+            step, members = self._control.step + 1, view.workers
+            if within is not None and (view is not within or self._control.unfit == (view.epoch, step)):
                 return None
-            step, members = max(self._control.state.committed, 0) + 1, view.workers
             if group is not None and quorum:
                 self._has_quorum = True
                 arrived = Arrived(view.epoch, step, quorum, part_bytes, made_up=within is not None)
                 chosen = self._contributors(view, arrived, give_up_s, timeout_s)
                 if chosen is None:
                     continue
-                if within is not None and self._control.unfit == (view.epoch, step):
-                    return None
                 members = chosen
                 group = self._group_of(group, view, members, step)
             elif group is not None and self._has_quorum:  # somebody may make up for the step before
@@ -186,9 +184,9 @@ class Steps:
     def _contributors(
         self, view: View, arrived: Arrived, give_up_s: float, timeout_s: float
     ) -> tuple[Member, ...] | None:
-        """Say that this member's part is ready, and wait to hear whose parts count; None where the view changes.
+        """Say that this member's part is ready, and wait to hear whose parts count.
 
-        Nobody's, where the part was made up and does not fit.
+        None where the view changes, or the part was made up and does not fit.
         """
         control, again_s = self._control, 0.0
         while True:
@@ -205,7 +203,7 @@ class Steps:
                 if control.view is not view or control.state.phase is Phase.FROZEN:
                     return None
                 if arrived.made_up and control.unfit == (arrived.epoch, arrived.step):
-                    return ()
+                    return None
                 chosen = commit.announced(control.state, arrived.step)
                 if chosen is not None:
                     return chosen.members

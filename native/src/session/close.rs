@@ -56,13 +56,7 @@ impl PeerSession {
 
     /// Close for a reason of ours.
     pub fn close(&self, code: u64, failure: Failure) {
-        let reason = match &failure {
-            Failure::Lost { reason, .. }
-            | Failure::Gone { reason, .. }
-            | Failure::Peer { reason, .. }
-            | Failure::Cancelled(reason) => reason.clone(),
-            Failure::TimedOut { .. } => String::new(),
-        };
+        let reason = failure.reason().unwrap_or_default().to_owned();
         self.note_failure(failure);
         self.say_close(code, &reason);
     }
@@ -186,16 +180,12 @@ impl PeerSession {
             (None, Some(Ended::Quic(ConnectionError::TimedOut))) => lost("nothing heard for too long".to_owned()),
             (None, Some(Ended::Quic(other))) => lost(format!("QUIC ended: {other}")),
         };
-        let reason = match &failure {
-            Some(
-                Failure::Lost { reason, .. }
-                | Failure::Gone { reason, .. }
-                | Failure::Peer { reason, .. }
-                | Failure::Cancelled(reason),
-            ) => reason.clone(),
-            _ if state.closed_here => "the connection was closed here".to_owned(),
-            _ => "the peer said goodbye".to_owned(),
+        let reason = match failure.as_ref().and_then(Failure::reason) {
+            Some(reason) => reason,
+            None if state.closed_here => "the connection was closed here",
+            None => "the peer said goodbye",
         };
+        let reason = reason.to_owned();
         (failure, reason)
     }
 

@@ -7,8 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from patience import wait_until
-from volatile_members import SETTINGS, batch, flat, in_threads, model, register, step_until, train
+from volatile_members import SETTINGS, batch, flat, in_threads, model, register, step_beside_a_slower_one, train
 
 from hive_qos.errors import MisuseError
 from integrations.volatile.diloco import DiLoCo, LocalSGD
@@ -124,14 +123,9 @@ def test_what_a_slower_member_learned_counts_once_from_where_the_others_are_then
                 slow.append((last.step, last.contributed))
 
         with algorithm.join(where, name=f"member-{rank}", settings=SETTINGS) as group:
-            wait_until(lambda: len(group.view.members) == size or step(), pause_s=0.05)
-            if rank < 2:
-                step_until(ended, step, pause_s=0.05)
-                return
-            for _ in range(8):  # until they know how long arrivals take
-                step()
-            wait_until(lambda: step() or made_up() >= 4, pause_s=0.09)
-            ended.set()
+            step_beside_a_slower_one(
+                group, step, slower=rank == 2, size=size, enough=lambda: made_up() >= 4, ended=ended
+            )
 
     in_threads(size, run)
     followed = [step for step in found if step - 1 in found]

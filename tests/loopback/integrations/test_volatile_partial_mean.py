@@ -9,7 +9,18 @@ from typing import Any
 import pytest
 import torch
 from patience import wait_until
-from volatile_members import SETTINGS, adamw, batch, flat, in_threads, learn, model, register, sgd, step_until
+from volatile_members import (
+    SETTINGS,
+    adamw,
+    batch,
+    flat,
+    in_threads,
+    learn,
+    model,
+    register,
+    sgd,
+    step_beside_a_slower_one,
+)
 
 from integrations.volatile import PartialMean
 from transport.volatile.group import VolatileGroup
@@ -107,14 +118,9 @@ def test_a_member_that_is_always_slower_counts_in_the_next_steps_and_holds_what_
                 slow_calls.append(last.contributed)
 
         with algorithm.join(where, name=f"member-{rank}", settings=SETTINGS) as group:
-            wait_until(lambda: len(group.view.members) == size or step(), pause_s=0.05)
-            if rank < 2:
-                step_until(ended, step, pause_s=0.05)
-                return
-            for _ in range(8):  # until they know how long arrivals take
-                step()
-            wait_until(lambda: step() or len(made_up) >= 6, pause_s=0.09)
-            ended.set()
+            step_beside_a_slower_one(
+                group, step, slower=rank == 2, size=size, enough=lambda: len(made_up) >= 6, ended=ended
+            )
 
     in_threads(size, run)
     assert round(sum(brought.values()), 3) == sum(slow_calls), "each of its gradients counts once"

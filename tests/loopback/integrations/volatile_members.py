@@ -103,3 +103,23 @@ def step_until(ended: threading.Event, step: Callable[[], object], *, pause_s: f
         wait_until(lambda: ended.is_set() or step(), pause_s=pause_s, limit_s=90.0)
     except EvictedError:
         assert ended.is_set()
+
+
+def step_beside_a_slower_one(
+    group: VolatileGroup,
+    step: Callable[[], None],
+    *,
+    slower: bool,
+    size: int,
+    enough: Callable[[], bool],
+    ended: threading.Event,
+) -> None:
+    """Make steps, once `size` members are there, until `enough` holds for the slower one, which takes twice as long."""
+    wait_until(lambda: len(group.view.members) == size or step(), pause_s=0.05)
+    if not slower:
+        step_until(ended, step, pause_s=0.05)
+        return
+    for _ in range(8):  # until they know how long arrivals take
+        step()
+    wait_until(lambda: step() or enough(), pause_s=0.09)
+    ended.set()

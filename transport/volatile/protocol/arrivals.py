@@ -39,15 +39,13 @@ class _Step:
         here: whose are there.
         made_up: how long those are that were made for the step before, fit or not.
         part_bytes: how long those are that were made for this one; None before the first of them.
-        waits_for_all: it has no quorum.
         first_s: when the first one was ready that was made for it.
-        quorum: how many it needs at least.
+        quorum: how many it needs at least; of one that waits for all 0.
     """
 
     here: set[Member] = field(default_factory=set)
     made_up: dict[Member, int] = field(default_factory=dict)
     part_bytes: int | None = None
-    waits_for_all: bool = False
     first_s: float = math.inf
     quorum: int = 0
 
@@ -55,7 +53,7 @@ class _Step:
         """Take the parts that were made up, once the step is known; whose do not fit."""
         if self.part_bytes is None:
             return frozenset()
-        fit = {one for one, length in self.made_up.items() if length == self.part_bytes and not self.waits_for_all}
+        fit = {one for one, length in self.made_up.items() if length == self.part_bytes and self.quorum}
         self.here |= fit
         return frozenset(self.made_up) - fit
 
@@ -106,7 +104,7 @@ class Deadlines:
         if message.made_up:
             known.made_up[member] = message.part_bytes
         else:
-            known.part_bytes, known.waits_for_all = message.part_bytes, message.quorum == 0
+            known.part_bytes = message.part_bytes
             known.made_up.pop(member, None)
         if not message.made_up and message.quorum and member not in known.here:
             known.here.add(member)

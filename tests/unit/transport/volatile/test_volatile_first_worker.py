@@ -35,9 +35,13 @@ class Stand:
         self.state, _ = rule(self.state, *args)
 
 
+def first_worker(stand: Stand) -> FirstWorker:
+    return FirstWorker(Register(MemoryStore(), job="job"), stand)  # type: ignore[arg-type]  # has what is asked here
+
+
 def test_the_next_view_works_on_new_connections_once_all_who_learn_have_them_and_no_view_forgets_it() -> None:
     stand = Stand()
-    first = FirstWorker(Register(MemoryStore(), job="job"), stand)  # type: ignore[arg-type]
+    first = first_worker(stand)
     for member in (A, NEW, B):
         first.connected(member, 2)
     assert stand.state.wish.mesh == 1, "who learns could not go on with the others"
@@ -51,7 +55,7 @@ def test_the_next_view_works_on_new_connections_once_all_who_learn_have_them_and
 @pytest.mark.parametrize("in_the_next_view", [False, True])
 def test_who_learns_and_is_lost_holds_nobody_up(in_the_next_view: bool) -> None:
     stand = Stand()
-    first = FirstWorker(Register(MemoryStore(), job="job"), stand)  # type: ignore[arg-type]
+    first = first_worker(stand)
     first.connected(B, 2)
     assert stand.state.wish.mesh == 1
     if in_the_next_view:
@@ -66,7 +70,7 @@ def test_who_learns_and_is_lost_holds_nobody_up(in_the_next_view: bool) -> None:
 def test_connections_that_others_have_replaced_are_no_more_wished_for() -> None:
     """Else the next view would work on what nobody has, and all would be sent away."""
     stand = Stand()
-    first = FirstWorker(Register(MemoryStore(), job="job"), stand)  # type: ignore[arg-type]
+    first = first_worker(stand)
     for member in (B, LEARNER):
         first.connected(member, 2)
     stand.state, _ = commit.changed(stand.state, joining=frozenset({NEW}), at_boundary=True)
