@@ -40,6 +40,8 @@ class Settings:
             where both engines are native.
         reconnect_s: a lost connection may be re-made for so long before the peer counts as dead. Together with
             `dead_after_s` below the ten seconds within which everybody knows of a death.
+        silence_ends: a peer of which nothing was heard for `dead_after_s` counts as dead at once. Volatile groups have
+            it so: who was dead joins again there.
         chunk_bytes: collectives cut their shards into messages of this size, so that sending, reducing and receiving
             overlap. 512 KiB is 105 ms at 40 Mbit/s and 4 ms at 1 Gbit/s; a message costs about 100 bytes of header.
         shared_memory: let native engines of one host and user share memory; off, their messages go over loopback.
@@ -67,6 +69,7 @@ class Settings:
     broker: str | None = None
     dead_after_s: float | None = None
     reconnect_s: float = 2.0
+    silence_ends: bool = False
     chunk_bytes: int = 512 * 1024
     shared_memory: bool = True
     algorithm: str = ""

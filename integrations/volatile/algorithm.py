@@ -66,6 +66,9 @@ class Algorithm:
     ) -> Iterator[VolatileGroup]:
         """Be a member inside this block. Who comes later begins with the others' state.
 
+        A member that the others have left out, as a laptop that slept, joins again by itself, and waits for
+        `join_timeout_s` at most.
+
         Args: as of `transport.volatile.group.VolatileGroup`.
         """
         try:
@@ -94,7 +97,8 @@ class Algorithm:
             tokens: how many tokens or examples it learns from. `AsyncDiLoCo` weighs members by it.
 
         Raises:
-            EvictedError: the others have gone on without this member.
+            EvictedError: the others went on without this member, and have all left.
+            TimedOutError: nobody has let it in again in time.
         """
         if tokens < 1:
             raise MisuseError(f"a step learns from one token at least, not from {tokens}")
@@ -146,8 +150,8 @@ class Algorithm:
         return self.state_dict()
 
     def _take_shared_state(self, state: Mapping[str, Any]) -> None:
-        """Begin with another member's `_shared_state`."""
-        self.load_state_dict(state)
+        """Begin with another member's `_shared_state`; or go on with it, where this member was left out meanwhile."""
+        raise NotImplementedError
 
     @property
     def _group(self) -> VolatileGroup:
@@ -224,7 +228,7 @@ class GlobalAlgorithm(Algorithm):
         self._lock = threading.Condition()  # of global parameters and momentum, which a thread may step
 
     def _begin(self) -> None:
-        """A member that comes back adds what it has learned since it was cut off to what the others have.
+        """A member that joins once more adds what it has learned since it was away to what the others have.
 
         So nothing that it learned is lost, and it takes no more memory: the model itself holds it.
         """
@@ -273,9 +277,10 @@ class GlobalAlgorithm(Algorithm):
         for name in ("global", "buffer"):
             if name not in state or state[name].shape != (elems,):
                 raise MisuseError(f"this state is of another model: {name} does not have {elems} values")
-        self._global = self._by_fragment(state["global"])
-        self._buffers = self._by_fragment(state["buffer"])
-        self._rounds = int(state["rounds"])
+        with self._lock:
+            self._global = self._by_fragment(state["global"])
+            self._buffers = self._by_fragment(state["buffer"])
+            self._rounds = int(state["rounds"])
 
     def _write_global(self) -> None:
         for place in range(len(self._fragments)):

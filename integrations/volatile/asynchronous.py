@@ -17,9 +17,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -255,11 +256,21 @@ class AsyncDiLoCo(GlobalAlgorithm):
         with self._lock:
             if weight > 0:
                 self._step(self._global[place] - gradient, gradient)
-                earlier = self._arrived.get(place)
-                self._arrived[place] = _Merged(self._global[place], earlier.taken if earlier else None)
+                self._has_arrived(place)
             else:
                 self._rounds += 1
             self._lock.notify_all()
+
+    def _take_shared_state(self, state: Mapping[str, Any]) -> None:
+        super()._take_shared_state(state)
+        with self._lock:
+            for place in range(len(self._fragments)):
+                self._has_arrived(place)
+
+    def _has_arrived(self, place: int) -> None:
+        """Training is to receive a fragment's global values, which others have made. The lock is held."""
+        earlier = self._arrived.get(place)
+        self._arrived[place] = _Merged(self._global[place], earlier.taken if earlier else None)
 
     def _steps_per_s(self) -> float:
         times_s = list(self._times_s)

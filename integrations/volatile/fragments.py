@@ -57,6 +57,11 @@ class Fragment:
                 parameter.grad = torch.empty_like(parameter)
             parameter.grad.copy_(part.view_as(parameter))
 
+    def clear_gradients(self) -> None:
+        """Leave them without gradients: an optimiser's step passes them over."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
     def rounded(self, values: torch.Tensor) -> torch.Tensor:
         """What `read` returns after `write(values)`."""
         parts = zip(self.parameters, self.split(values), strict=True)

@@ -48,8 +48,8 @@ class PartialMean(Algorithm):
         how: dict[str, Any] = {"quorum": self.quorum, "compression": self.compression, "feedback": "gradients"}
         mean = own.clone()
         self.last = self._group.all_reduce(mean, **how)
-        if not self.last.contributed:
-            self._due = mean
+        self._due = None if self.last.applied else mean
+        if self._due is not None and not self.last.contributed:
             try:
                 made_up = self._group.make_up(own, **how)
             except BaseException:
@@ -57,9 +57,12 @@ class PartialMean(Algorithm):
                 raise
             if made_up is not None:
                 self._make_due_step()
-                self.last, mean = made_up, own
-            self._due = None
-        self._all.write_gradients(mean)
+                self.last, self._due = made_up, own
+        due, self._due = self._due, None
+        if due is None:  # this member was left out, and holds the others' state: the optimizer finds nothing to do
+            self._all.clear_gradients()
+        else:
+            self._all.write_gradients(due)
 
     def _make_due_step(self) -> None:
         if self._due is not None:
@@ -81,10 +84,14 @@ class PartialMean(Algorithm):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._require_apart()
+        self._take_shared_state(state)
+
+    def _take_shared_state(self, state: Mapping[str, Any]) -> None:
         if "parameters" not in state or state["parameters"].shape != (self._all.elems,):
             raise MisuseError(f"this state is of another model: it does not have {self._all.elems} values")
         self._all.write(state["parameters"])
         self._optimizer.load_state_dict(dict(state["optimizer"]))
+        self._due = None
 
     def _state_bytes(self) -> bytes | None:
         return None if self._due is not None else super()._state_bytes()

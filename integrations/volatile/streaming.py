@@ -125,7 +125,11 @@ class StreamingDiLoCo(GlobalAlgorithm):
         assert flight is not None
         self.last = flight.ended.result()
         for place, merged in enumerate(self._global):
-            if self._held[place] is not merged:  # more than one where this member was left behind
+            if self._held[place] is merged:
+                continue
+            if place == flight.place and self.last.contributed:
                 own = self._fragments[place].read()
                 self._fragments[place].write(merged + alpha * (own - merged))
                 self._held[place] = merged
+            else:  # this member was late, or left behind: what it learned is part of the fragment's next exchange
+                self._receive(place, keep=True)

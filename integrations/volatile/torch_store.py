@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -13,12 +14,15 @@ from transport.volatile.register.register import Register
 
 T = TypeVar("T")
 
+_log = logging.getLogger("transport.volatile")
+
 
 class TorchStore:
     """`transport.volatile.register.register.Store` over a torch store.
 
     `TCPStore` serves members of several hosts. It lives in one process: where that ends, nobody can change the view
-    any more, and the members say so. Start it apart from them, as `torchrun` does.
+    any more, and the members say so. Start it apart from them, as `torchrun` does. A client of it does not connect
+    again after its connection broke, as on a machine that slept: it is replaced by a clone, which is asked once more.
 
     Args:
         store: a TCPStore, a FileStore, or a PrefixStore over one.
@@ -28,26 +32,32 @@ class TorchStore:
         self._store = store
 
     def get(self, key: str) -> bytes | None:
-        return _reached(f"reading {key}", lambda: bytes(self._store.get(key)) if self._store.check([key]) else None)
+        return self._ask(f"reading {key}", lambda store: bytes(store.get(key)) if store.check([key]) else None)
 
     def set(self, key: str, value: bytes) -> None:
-        _reached(f"writing {key}", lambda: self._store.set(key, value))  # type: ignore[arg-type]  # the stub says str
+        self._ask(f"writing {key}", lambda store: store.set(key, value))  # type: ignore[arg-type]  # the stub says str
 
     def compare_set(self, key: str, expected: bytes, value: bytes) -> bytes:
-        def ask() -> bytes:
-            return bytes(self._store.compare_set(key, expected, value))  # type: ignore[arg-type]  # the stub says str
+        def ask(store: Store) -> bytes:
+            return bytes(store.compare_set(key, expected, value))  # type: ignore[arg-type]  # the stub says str
 
-        return _reached(f"replacing {key}", ask)
+        return self._ask(f"replacing {key}", ask)
 
     def add(self, key: str, amount: int) -> int:
-        return _reached(f"counting {key}", lambda: int(self._store.add(key, amount)))
+        return self._ask(f"counting {key}", lambda store: int(store.add(key, amount)))
 
-
-def _reached(what: str, ask: Callable[[], T]) -> T:
-    try:
-        return ask()
-    except RuntimeError as error:
-        raise RegisterLostError(what, f"torch's store does not answer: {error}") from error
+    def _ask(self, what: str, ask: Callable[[Store], T]) -> T:
+        store = self._store
+        try:
+            try:
+                return ask(store)
+            except RuntimeError as error:
+                _log.info("%s: torch's store is connected anew: %s", what, error)
+                if self._store is store:
+                    self._store = store.clone()
+                return ask(self._store)
+        except RuntimeError as error:
+            raise RegisterLostError(what, f"torch's store does not answer: {error}") from error
 
 
 def torch_register(store: Store, *, settings: Settings | None = None) -> Register:

@@ -18,6 +18,11 @@ pub enum Failure {
         peer: String,
         reason: String,
     },
+    /// Lost, as nothing was heard of the peer.
+    Silent {
+        peer: String,
+        reason: String,
+    },
     /// Lost, and there is no process any more that could connect again.
     Gone {
         peer: String,
@@ -42,11 +47,17 @@ impl Failure {
     pub fn reason(&self) -> Option<&str> {
         match self {
             Self::Lost { reason, .. }
+            | Self::Silent { reason, .. }
             | Self::Gone { reason, .. }
             | Self::Peer { reason, .. }
             | Self::Cancelled(reason) => Some(reason),
             Self::TimedOut { .. } => None,
         }
+    }
+
+    /// Whether another connection to the same peer may do.
+    pub fn of_one_connection(&self) -> bool {
+        matches!(self, Self::Lost { .. } | Self::Silent { .. })
     }
 }
 

@@ -174,8 +174,9 @@ def main(address: str, wishes: Mapping[str, Any]) -> int:
                 time.sleep(wishes.get("pause_s", 0.02))
                 change = random.standard_normal(weights.size, np.float32)
                 met = group.all_reduce(change, quorum=wishes.get("quorum", 0))
-                weights += change
-                tell_step(met.step, [one.name for one in met.members], met.contributed)
+                if not met.applied:
+                    weights += change
+                    tell_step(met.step, [one.name for one in met.members], met.contributed)
     except HiveError as error:
         tell(error=error.code, text=str(error))
         return 1

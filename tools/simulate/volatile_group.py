@@ -33,15 +33,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from transport.engine.base import EngineSettings
-from transport.settings import Settings
 from transport.volatile.membership.succession import NOTE_S, SIDE_S
 from transport.volatile.protocol import commit, messages
 from transport.volatile.protocol.commit import Action, Advance, Commit, Frozen, Left, Send, State
 from transport.volatile.protocol.view import DIGEST_BYTES, Member, View
 from transport.volatile.register.register import POLL_S
 
-NOTICED_S = 2.0 + Settings.reconnect_s
-"""From the last acknowledgement to the loss of a member: the silence that the native engine allows, and its return."""
+NOTICED_S = 2.0
+"""From the last acknowledgement to the loss of a member: the silence that the native engine allows."""
 KEEP_ALIVE_S = EngineSettings.keep_alive_s
 MESSAGE_BYTES = 100
 """A message's header and its packet's, as `transport.settings` counts them."""

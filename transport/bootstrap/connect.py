@@ -146,6 +146,7 @@ def exchange_rank_infos(
                 locations,
                 (one.contact for one in rank_infos.values()),
                 reconnect_s=settings.reconnect_s,
+                silence_ends=settings.silence_ends,
                 now_s=time.monotonic(),
             )
         except BaseException:

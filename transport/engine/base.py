@@ -146,6 +146,7 @@ class ConnectionDown:
     """A connection ended, or the attempt `attempt` never came up (`connection` is then None).
 
     `gone`: the peer's host says that its process has ended. Nobody is there who could connect again.
+    `silent`: nothing was heard of the peer for `dead_after_s`.
     """
 
     connection: int | None
@@ -153,6 +154,7 @@ class ConnectionDown:
     error: TransportError | None
     attempt: int | None = None
     gone: bool = False
+    silent: bool = False
 
 
 @dataclass(frozen=True)

@@ -340,8 +340,9 @@ class NativeEngine(Engine):
             case "down", number, peer, failure:
                 link = self._links.pop(number)
                 error = None if failure is None else _error(failure)
-                gone = failure is not None and failure[0] == "gone"
-                return ConnectionDown(number if link.up else None, peer, error, link.attempt, gone)
+                kind = "" if failure is None else failure[0]
+                gone, silent = kind == "gone", kind == "silent"
+                return ConnectionDown(number if link.up else None, peer, error, link.attempt, gone=gone, silent=silent)
             case "shared-memory", number, failure:
                 known = self._links.get(number)
                 peer = "a peer that is gone" if known is None else known.peer
@@ -422,7 +423,7 @@ def _header(fields: tuple[Any, ...]) -> Header:
 
 def _error(failure: tuple[Any, ...]) -> TransportError:
     match failure:
-        case "lost" | "gone", peer, reason:
+        case "lost" | "silent" | "gone", peer, reason:
             return ConnectionLostError(peer, reason)
         case "peer", peer, reason, code:
             return PeerError(peer, reason, wire_code=code)

@@ -358,7 +358,7 @@ class Endpoint:
             known = self.peers.rank_of(event.connection)
             self._sends.forget(event.connection)
             evicted_by = known if known is not None else evicted_by
-            lost = self.peers.down(event.connection, reason=reason, gone=event.gone, now_s=now_s)
+            lost = self.peers.down(event.connection, reason=reason, gone=event.gone, silent=event.silent, now_s=now_s)
             if known is not None:
                 for bulk in (False, True):
                     self.collectives.route(known, bulk=bulk)

@@ -3,7 +3,8 @@
     NEW    -> UP       a first connection came up
     UP     -> LOST     its last connection ended; both sides dial again at once, then with back-off
     LOST   -> UP       reconnected: operations go on where they were
-    LOST   -> DEAD     not reconnected within `reconnect_s`; at once where its host says that its process has ended
+    LOST   -> DEAD     not reconnected within `reconnect_s`
+    UP     -> DEAD     its host says that its process has ended; or nothing was heard of it, and `silence_ends`
     LOST   -> DEAD     another rank says that it is dead
     any    -> LEFT     it said that it leaves
     any    -> EVICTED  it says that we count as gone: it goes on without us, for good
@@ -193,16 +194,24 @@ class PeerTable:
         own: where we listen.
         contacts: everybody else.
         reconnect_s: how long a lost connection may stay lost.
+        silence_ends: but for one over which nothing was heard.
         now_s: the monotonic clock.
     """
 
     def __init__(
-        self, rank: int, own: Sequence[Location], contacts: Iterable[Contact], *, reconnect_s: float, now_s: float
+        self,
+        rank: int,
+        own: Sequence[Location],
+        contacts: Iterable[Contact],
+        *,
+        reconnect_s: float,
+        silence_ends: bool = False,
+        now_s: float,
     ) -> None:
         self._rank = rank
         self._own = tuple(own)
         self._interfaces = len({one.interface for one in own})
-        self._reconnect_s = reconnect_s
+        self._reconnect_s, self._silence_ends = reconnect_s, silence_ends
         self._by_connection: dict[int, tuple[int, bool]] = {}
         self.peers: dict[int, Peer] = {}
         for contact in contacts:
@@ -311,11 +320,13 @@ class PeerTable:
         ways = self.peers[dial.rank].channel(bulk=dial.bulk).ways
         return next((way for way in ways if way.path == dial.path), None)
 
-    def down(self, connection: int, *, reason: str, gone: bool = False, now_s: float) -> int | None:
+    def down(
+        self, connection: int, *, reason: str, gone: bool = False, silent: bool = False, now_s: float
+    ) -> int | None:
         """A connection ended. Returns its rank when that has no other of the kind left.
 
         Args:
-            gone: the peer's host says that its process has ended.
+            gone, silent: as of `ConnectionDown`.
         """
         if connection not in self._by_connection:
             return None
@@ -335,8 +346,9 @@ class PeerTable:
                 way.wait(now_s + place * STAGGER_S)
         if not bulk and peer.phase is Phase.UP:
             peer.phase = Phase.LOST
-            peer.dead_s = now_s if gone else now_s + self._reconnect_s
-            peer.reason = reason if gone else f"{reason}; not back after {self._reconnect_s:g} s"
+            at_once = gone or (silent and self._silence_ends)
+            peer.dead_s = now_s if at_once else now_s + self._reconnect_s
+            peer.reason = reason if at_once else f"{reason}; not back after {self._reconnect_s:g} s"
         return rank
 
     def moved(self, rank: int, *, number: int, locations: tuple[Location, ...], now_s: float) -> list[int]:

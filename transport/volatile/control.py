@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Concatenate
 
 from hive_qos.errors import EvictedError, HiveError, MisuseError, PeerError, RegisterLostError, TransportError
@@ -43,7 +44,7 @@ from transport.volatile.protocol.messages import (
 )
 from transport.volatile.protocol.view import MEMBERS_MAX, Member, View
 from transport.volatile.record.report import MemberReport
-from transport.volatile.register.register import POLL_S, Register
+from transport.volatile.register.register import POLL_S, Register, RegisterForgotError
 from transport.volatile.transfer.shelf import Shelf
 from transport.work import Work
 
@@ -62,9 +63,12 @@ class Control:
         register: of the job.
         member: who this is.
         settings: of its connections; None reads the `HIVE_*` environment.
+        without_register_s: for how long the view waits to be changed where the register cannot be reached.
     """
 
-    def __init__(self, register: Register, member: Member, *, settings: Settings | None) -> None:
+    def __init__(
+        self, register: Register, member: Member, *, settings: Settings | None, without_register_s: float
+    ) -> None:
         self.member = member
         self.changed = threading.Condition()
         self.shelf = Shelf()
@@ -80,7 +84,8 @@ class Control:
         """The caller waits between two steps, for others."""
         self.closing = False
         self._register = register
-        self._settings = settings = Settings.from_environment() if settings is None else settings
+        settings = Settings.from_environment() if settings is None else settings
+        self._settings = settings = replace(settings, silence_ends=True)
         self._wake = threading.Event()
         self._mail: queue.SimpleQueue[tuple[Member, Mail]] = queue.SimpleQueue()
         self.links = Links(
@@ -94,6 +99,9 @@ class Control:
         self._todo: deque[Action] = deque()
         self._look_s = 0.0
         self._suspicious = False
+        self._without_register_s = without_register_s
+        self._waits_since_s: float | None = None
+        """For a register that cannot be reached."""
         self._register_lost = False
         self._thread = threading.Thread(target=self._run, name="hive-volatile", daemon=True)
 
@@ -104,15 +112,16 @@ class Control:
 
     # For the caller's thread.
 
-    def join(self, timeout_s: float, *, follows: bool) -> None:
+    def join(self, timeout_s: float, *, follows: bool, left: View | None) -> None:
         """Become a member: the first one, or a learner that the others have admitted.
 
         Args:
-            follows: it can apply results of others, so that it joins without a pause.
+            follows, left: as of `Newcomer`.
 
         Raises: as `Newcomer.join`.
         """
-        self.state = Newcomer(self._register, self.member, self.links, follows).join(timeout_s)
+        newcomer = Newcomer(self._register, self.member, self.links, follows, left, self.raise_failure)
+        self.state = newcomer.join(timeout_s)
         job, group = self._register.job, lambda: self.links.present.group
         self._report = MemberReport(self.state, job=job, settings=self._settings, group=group)
         with self.changed:
@@ -129,6 +138,7 @@ class Control:
             self._tell()
             self._todo.extend(actions)
             if self.state.phase is Phase.FROZEN and before is not Phase.FROZEN:
+                self._waits_since_s = None
                 self._succession.froze()
                 self._end_steps()
             for one in actions:
@@ -255,22 +265,44 @@ class Control:
                 self._wake.clear()
                 if self.closing:
                     return
-                self._hear()
-                self._see_losses()
-                if self.state.turn and self.idle and self.state.phase is not Phase.FROZEN:
-                    self.apply(commit.changed)  # no step will end
-                if self.state.phase is Phase.FROZEN:
-                    self._succession.look()
-                elif time.monotonic() >= self._look_s:
-                    self._look_s = time.monotonic() + LOOK_S
-                    self._look()
-                self._first.choose_contributors()
-                self._carry_out()
+                try:
+                    self._do_what_is_due()
+                except RegisterLostError as error:
+                    self._wait_for_register(error)
         except HiveError as error:
             self.fail(error)
         except Exception as error:  # noqa: BLE001 - the caller waits for this thread
             _log.exception("the control thread of a volatile group failed")
             self.fail(TransportError(f"the volatile group's control thread failed: {error}"))
+
+    def _do_what_is_due(self) -> None:
+        self._hear()
+        self._see_losses()
+        if self.state.turn and self.idle and self.state.phase is not Phase.FROZEN:
+            self.apply(commit.changed)  # no step will end
+        if self.state.phase is Phase.FROZEN:
+            self._succession.look()
+        elif time.monotonic() >= self._look_s:
+            self._look_s = time.monotonic() + LOOK_S
+            self._look()
+        self._first.choose_contributors()
+        self._carry_out()
+
+    def _wait_for_register(self, error: RegisterLostError) -> None:
+        """Until it is back nobody can decide on the view: an uplink may be down for a while, or the register's host.
+
+        Raises: the error, where waiting is in vain, or has lasted too long.
+        """
+        now_s = time.monotonic()
+        if self._waits_since_s is None:
+            self._waits_since_s = now_s
+            _log.warning("epoch %d waits for the register: %s", self.view.epoch, error)
+        too_long = self.state.phase is Phase.FROZEN and now_s - self._waits_since_s > self._without_register_s
+        if too_long or isinstance(error, RegisterForgotError):
+            raise error
+        self._succession.froze()
+        self._heard(self.member, Look())  # it may have been asked because somebody has entered another view
+        time.sleep(POLL_S)
 
     def _rest_s(self) -> float:
         if self.state.phase is Phase.FROZEN:
@@ -356,7 +388,7 @@ class Control:
         held = self._register.view()
         if held is None or held.epoch < self.view.epoch:
             what = "it" if held is None else f"epoch {self.view.epoch}, and holds {held.epoch}"
-            raise RegisterLostError("reading the view", f"the register has forgotten {what}")
+            raise RegisterForgotError("reading the view", f"the register has forgotten {what}")
         self.enter(held)
 
     def enter(self, held: View) -> None:
@@ -390,7 +422,7 @@ class Control:
         for sender, message in self._early:
             self._heard(sender, message)
         self._early.clear()
-        self._look_s = 0.0
+        self._look_s, self._waits_since_s = 0.0, None
 
     def _look(self) -> None:
         """What the first worker does now and then, and a learner, which nobody need tell of a view.

@@ -12,6 +12,8 @@ member agrees with the others on the next view (`control`). It does so while the
 
 The inputs of a step are kept until it is committed. Whoever joins learns first: it fetches the state after some step
 and the results after it, while the others go on. Where it cannot follow, the others wait once, and say why.
+
+Who was out of reach, as a laptop that slept, is left out by the others, and joins again by itself.
 """
 
 from __future__ import annotations
@@ -26,16 +28,17 @@ from collections.abc import Callable, Hashable, Sequence
 from types import FrameType, TracebackType
 from typing import TypeVar
 
-from hive_qos.errors import HiveError, MisuseError, PeerError, TransportError
+from hive_qos.errors import EvictedError, HiveError, MisuseError, PeerError, RegisterLostError, TransportError
 from transport.collectives.reduce_op import ReduceOp
 from transport.group import Group
 from transport.settings import Settings
 from transport.volatile import departure
 from transport.volatile.control import Control
 from transport.volatile.following import ApplyResult, Follower
+from transport.volatile.membership.joining import JobOverError
 from transport.volatile.protocol.hand_over import ASK_S, STAY_S
 from transport.volatile.protocol.view import MEMBERS_MAX, NAME_BYTES_MAX, Member, View
-from transport.volatile.register.register import Register
+from transport.volatile.register.register import Register, RegisterForgotError
 from transport.volatile.steps import Committed, Steps
 
 T = TypeVar("T")
@@ -46,6 +49,8 @@ EVERYBODY = MEMBERS_MAX
 """As a quorum: this step waits for all."""
 JOIN_S = 300.0
 """A step of the others may take minutes, and a newcomer is let in after one."""
+AGAIN_S = 1.0
+"""Before a member that could not join again tries to: so long a link may take to come back, of a machine that slept."""
 LEAVE_S = 1.0
 
 
@@ -59,10 +64,13 @@ class VolatileGroup:
             None where another thread of the caller's is still to apply a step: it is called again soon.
         set_state: takes such bytes: called before this returns, unless this is the first member.
         apply_result: takes a step's number and the bytes of each of its reduced tensors, and does what the caller does
-            after `all_reduce`. With it this member joins while the others go on; without it they wait.
+            after `all_reduce`. With it this member joins while the others go on, and again after it was left out;
+            without it they wait, and it ends.
         members_min: `all_reduce` waits until so many work.
         settings: addresses, engine and identity; None reads the `HIVE_*` environment. A state larger than its
             `receive_bytes_max` is refused.
+        join_timeout_s: so long to be admitted, and again after this member was left out; and for a register that
+            cannot be reached when the view has to change.
 
     Raises:
         TimedOutError: nobody has admitted this process in time, or it did not catch up.
@@ -87,25 +95,56 @@ class VolatileGroup:
         settings = settings or Settings.from_environment()
         if not 0 < len(name.encode()) <= NAME_BYTES_MAX:
             raise MisuseError(f"a member's name has 1 to {NAME_BYTES_MAX} bytes: {name!r}")
-        self.member = Member(name, secrets.randbits(62))
-        self._broker = settings.broker
-        self._control = Control(register, self.member, settings=settings)
-        self._control.members_min = members_min
-        self._follower = Follower(
-            self._control,
-            get_state=get_state,
-            set_state=set_state,
-            apply_result=apply_result,
-            state_bytes_max=settings.receive_bytes_max,
+        self._register, self._name, self._settings = register, name, settings
+        self._get_state, self._set_state, self._apply_result = get_state, set_state, apply_result
+        self._members_min, self._join_timeout_s = members_min, join_timeout_s
+        self._closed = False
+        self._joining: Control | None = None
+        self._join(None, join_timeout_s)
+
+    def _join(self, left: View | None, timeout_s: float) -> None:
+        """Be a member: one that nobody has met, also where this was in a view that it has `left`."""
+        give_up_s = time.monotonic() + timeout_s
+        member = Member(self._name, secrets.randbits(62))
+        control = Control(self._register, member, settings=self._settings, without_register_s=self._join_timeout_s)
+        control.members_min = self._members_min
+        follower = Follower(
+            control,
+            get_state=self._get_state,
+            set_state=self._set_state,
+            apply_result=self._apply_result,
+            state_bytes_max=self._settings.receive_bytes_max,
         )
-        self._steps = Steps(self._control, self._follower)
-        give_up_s = time.monotonic() + join_timeout_s
+        self._joining = control
         try:
-            self._control.join(join_timeout_s, follows=apply_result is not None)
-            self._follower.learn(give_up_s, join_timeout_s)
+            if self._closed:
+                control.close()
+            control.join(timeout_s, follows=self._apply_result is not None, left=left)
+            follower.learn(give_up_s, timeout_s)
         except BaseException:
-            self.close()
+            control.close()
             raise
+        self.member, self._control, self._follower = member, control, follower
+        self._steps, self._joining = Steps(control, follower), None
+
+    def _join_again(self, reason: EvictedError) -> None:
+        """Be a member again, with the state that the others have by now.
+
+        Raises: `reason`, where this member could not follow; as `VolatileGroup`.
+        """
+        if self._apply_result is None:
+            raise reason
+        _log.warning("%s joins again: %s", self.member, reason)
+        self._control.close()
+        left, give_up_s = self._control.view, time.monotonic() + self._join_timeout_s
+        while True:
+            try:
+                return self._join(left, give_up_s - time.monotonic())
+            except (EvictedError, RegisterLostError) as error:
+                if time.monotonic() + AGAIN_S > give_up_s or isinstance(error, JobOverError | RegisterForgotError):
+                    raise
+                _log.info("%s could not join: %s", self._name, error)
+                time.sleep(AGAIN_S)
 
     @property
     def step(self) -> int:
@@ -115,11 +154,11 @@ class VolatileGroup:
     @property
     def members_min(self) -> int:
         """`all_reduce` waits until so many work. It may be set between two steps."""
-        return self._control.members_min
+        return self._members_min
 
     @members_min.setter
     def members_min(self, members: int) -> None:
-        self._control.members_min = members
+        self._members_min = self._control.members_min = members
 
     @property
     def view(self) -> View:
@@ -147,7 +186,8 @@ class VolatileGroup:
         Where this member was left behind and has `apply_result`, the steps up to the last one but one are applied by
         it, and the tensors hold the result of the last one. Tensors may have other sizes in each step, such as those of
         a fragment of a model: where the last result is of another fragment, it is applied so, too
-        (`Committed.applied`).
+        (`Committed.applied`). Where it was left out it joins again, and `set_state` gets what the others hold: the
+        tensors are as they were then, too, and what they say was learned from an older state.
 
         Args:
             quorum: with that many parts, and more than half of all, a step does not wait for one that is later than the
@@ -158,15 +198,19 @@ class VolatileGroup:
             compression, feedback: as of `Group.allreduce`. What is left out is kept for as long as the view is.
 
         Raises:
-            EvictedError: the others go on without this process.
-            RegisterLostError: the view has to change, and the register cannot be reached.
-            TimedOutError: fewer than `members_min` members were there.
+            EvictedError: the others go on without this process, which has no `apply_result`, or have all left.
+            RegisterLostError: the view has to change, and the register cannot be reached for long.
+            TimedOutError: fewer than `members_min` members were there, or none admitted this one again.
             PeerError: members called with different tensors or operations, or hold unequal results.
             MisuseError: a tensor cannot be reduced, or is not finite.
         """
-        met = self._steps.make(
-            tensors, op, timeout_s, quorum=quorum, finite=finite, compression=compression, feedback=feedback
-        )
+        try:
+            met = self._steps.make(
+                tensors, op, timeout_s, quorum=quorum, finite=finite, compression=compression, feedback=feedback
+            )
+        except EvictedError as error:
+            self._join_again(error)
+            return Committed(self.step, (), attempts=0, contributed=False, applied=True)
         assert met is not None
         return met
 
@@ -187,23 +231,27 @@ class VolatileGroup:
         to twice as long as they do counts in every other step. Where it went on at once it would be late in each.
 
         Returns:
-            As `all_reduce`. None where nothing was done: the view changes before that, this member only follows, or
-            the next step has no quorum, or parts of another size.
+            As `all_reduce`. None where nothing was done: the view changes before that, as where this member was left
+            out; it only follows; or the next step has no quorum, or parts of another size.
 
         Raises: as `all_reduce`, which has the arguments. `timeout_s` is of the reduction, not of the waiting.
         """
         if self.member not in self.view.workers:
             return None
-        return self._steps.make(
-            tensors,
-            op,
-            timeout_s,
-            quorum=quorum,
-            finite=finite,
-            compression=compression,
-            feedback=feedback,
-            within=self.view,
-        )
+        try:
+            return self._steps.make(
+                tensors,
+                op,
+                timeout_s,
+                quorum=quorum,
+                finite=finite,
+                compression=compression,
+                feedback=feedback,
+                within=self.view,
+            )
+        except EvictedError as error:
+            self._join_again(error)
+            return None
 
     def aside(self, run: Callable[[Group, View], T], *, timeout_s: float = 300.0) -> T | None:
         """Run something on the group of the present view's workers, apart from steps: exchanges between single members.
@@ -213,17 +261,20 @@ class VolatileGroup:
 
         Raises: as of `all_reduce`, and what `run` raises while the view stays.
         """
-        group, view = self._steps.ready(time.monotonic() + timeout_s, timeout_s)
-        if group is None:  # this member has to follow the others' steps first
-            return None
-        self._control.wait_between_steps(idle=True)  # or a change of the view would wait for the end of a step
         try:
-            return run(group, view)
-        except TransportError as error:
-            if isinstance(error, MisuseError | PeerError) and self._control.group is not None:
-                raise
-            _log.info("an exchange in epoch %d was given up: %s", view.epoch, error)
-        self._steps.settled(view, self.step + 1)
+            group, view = self._steps.ready(time.monotonic() + timeout_s, timeout_s)
+            if group is None:  # this member has to follow the others' steps first
+                return None
+            self._control.wait_between_steps(idle=True)  # or a change of the view would wait for the end of a step
+            try:
+                return run(group, view)
+            except TransportError as error:
+                if isinstance(error, MisuseError | PeerError) and self._control.group is not None:
+                    raise
+                _log.info("an exchange in epoch %d was given up: %s", view.epoch, error)
+            self._steps.settled(view, self.step + 1)
+        except EvictedError as error:
+            self._join_again(error)
         return None
 
     def stepped(self, gradient_bytes: int) -> None:
@@ -276,14 +327,17 @@ class VolatileGroup:
             departure.watch(
                 at=at,
                 schedule=schedule,
-                broker=self._broker,
+                broker=self._settings.broker,
                 leave=lambda: signal.pthread_kill(main, number),
-                is_over=lambda: self._control.closing,
+                is_over=lambda: self._closed,
             )
 
     def close(self) -> None:
         """End without a word: the others see a loss. Idempotent."""
-        self._control.close()
+        self._closed = True
+        joining = self._joining
+        for one in (self._control,) if joining is None else (joining, self._control):
+            one.close()
 
     def __enter__(self) -> VolatileGroup:
         return self

@@ -436,7 +436,8 @@ impl InFlight {
             Event::Failed { failure, .. } => Some(failure),
             _ => None,
         };
-        if let (Some(Failure::Lost { .. }), Some(Sent { way, .. })) = (&failure, &operation.sent)
+        if let (Some(failure), Some(Sent { way, .. })) = (&failure, &operation.sent)
+            && failure.of_one_connection()
             && !self.engine.over()
             && !self.gone.contains(&way.0)
         {
@@ -451,8 +452,7 @@ impl InFlight {
     }
 
     fn failed(&mut self, run: &Arc<Run>, operation: &Operation, step: &Step, failure: Failure) {
-        let lost = matches!(failure, Failure::Lost { .. });
-        if !lost || self.engine.over() || self.gone.contains(&run.peer(step).rank) {
+        if !failure.of_one_connection() || self.engine.over() || self.gone.contains(&run.peer(step).rank) {
             run.settled(step, false);
             return self.tell(run, step, Some(failure), None);
         }

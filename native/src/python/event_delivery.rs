@@ -176,6 +176,7 @@ fn tell(py: Python<'_>, event: Event) -> PyResult<Option<Bound<'_, PyTuple>>> {
 fn tell_failure(py: Python<'_>, failure: Failure) -> PyResult<Bound<'_, PyTuple>> {
     match failure {
         Failure::Lost { peer, reason } => ("lost", peer, reason).into_pyobject(py),
+        Failure::Silent { peer, reason } => ("silent", peer, reason).into_pyobject(py),
         Failure::Gone { peer, reason } => ("gone", peer, reason).into_pyobject(py),
         Failure::Peer { peer, reason, code } => ("peer", peer, reason, code).into_pyobject(py),
         Failure::TimedOut {

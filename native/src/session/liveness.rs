@@ -66,7 +66,7 @@ impl PeerSession {
         } else if silent > patience {
             let (silent_s, patience_s) = (silent.as_secs_f64(), patience.as_secs_f64());
             let reason = format!("nothing heard for {silent_s:.1} s (dead after {patience_s} s)");
-            self.close(Code::Dead as u64, self.lost(reason));
+            self.close(Code::Dead as u64, self.silent(reason));
         } else if streams_limited && !self.context.matcher.full(&self.peer(), &self.account()) {
             self.set_stream_limit(false);
         }

@@ -194,6 +194,13 @@ impl PeerSession {
         }
     }
 
+    pub fn silent(&self, reason: String) -> Failure {
+        Failure::Silent {
+            peer: self.peer().to_string(),
+            reason,
+        }
+    }
+
     /// Lost for good: its host says so.
     pub fn gone(&self, reason: String) -> Failure {
         Failure::Gone {

@@ -15,6 +15,7 @@ from hive_qos.errors import HiveError, MisuseError, PeerError, RegisterLostError
 from transport.settings import Settings
 from transport.volatile.group import VolatileGroup
 from transport.volatile.links.mesh import CONNECT_S
+from transport.volatile.membership.succession import LATE_S
 from transport.volatile.protocol import commit
 from transport.volatile.protocol.view import View, encode
 from transport.volatile.register.register import MemoryStore, Register
@@ -105,14 +106,14 @@ class Forgetful(MemoryStore):
         ("forgets", RegisterLostError, "has forgotten it"),
         ("goes back", RegisterLostError, "has forgotten epoch"),
         ("forged", PeerError, "was not written with this job's secret"),
-        ("silent", RegisterLostError, "no answer within"),
+        ("silent", RegisterLostError, "it has not answered since"),
     ],
 )
 def test_a_register_that_lies_or_is_lost_ends_everybody_when_the_view_has_to_change(
     start: Callable[..., Worker], how: str, kind: type[HiveError], text: str
 ) -> None:
     store = Forgetful()
-    members = trio(start, store)
+    members = trio(start, store, join_timeout_s=5.0)
     forged = encode(View(99, (members[0].group.member,), 0, bytes(16)))
     answers: dict[str, Callable[[bytes], bytes | None]] = {
         "forgets": lambda _held: None,
@@ -152,6 +153,25 @@ def test_steps_go_on_without_the_register_as_long_as_nobody_is_lost_and_somebody
     start("d", store)
     until(lambda: [one.allow() for one in members] and len(members[0].group.view.members) == 4)
     assert time.monotonic() - began_s < CONNECT_S
+
+
+def test_a_view_waits_for_a_register_that_comes_back(
+    start: Callable[..., Worker], caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Forgetful()
+    members = trio(start, store)
+    store.silent.set()
+    for one in members[:2]:
+        one.allow()
+    members[2].kill()
+    try:
+        until(lambda: caplog.text.count("waits for the register") >= 2)
+        time.sleep(LATE_S)  # after so long who decides would count as gone, had it not waited, too
+    finally:
+        store.silent.clear()
+        store.speaks.set()
+    until(lambda: all(works(one, "a", "b") and one.step == 2 for one in members[:2]))
+    agree(*members)
 
 
 def test_two_jobs_of_one_name_and_different_secrets_do_not_meet(start: Callable[..., Worker]) -> None:

@@ -128,6 +128,23 @@ def test_another_decides_when_the_one_that_decides_is_killed(members: Members, p
     members.check()
 
 
+def test_a_member_that_stood_still_joins_again_by_itself_and_holds_the_same_weights(members: Members) -> None:
+    for name in "abc":
+        members.start(name)
+    members.meet_as("abc")
+    members.processes["c"].send_signal(signal.SIGSTOP)
+    wait_until(lambda: members.steps("a")[-1]["members"] == ["a", "b"], what=members.said, limit_s=LIMIT_S)
+    before = len(members.lines("c"))
+    members.processes["c"].send_signal(signal.SIGCONT)
+
+    def works_again() -> bool:
+        said = members.lines("c")[before:]
+        return any("state" in one for one in said) and said[-1].get("members") == ["a", "b", "c"]
+
+    wait_until(works_again, what=members.said, limit_s=LIMIT_S)
+    members.check()
+
+
 def test_learners_that_are_killed_or_lose_their_sources_stop_nobody(members: Members) -> None:
     size = 2_000_000  # eight pieces of a mebibyte
     for name in "abc":

@@ -23,7 +23,7 @@ from volatile_members import (
     train,
 )
 
-from hive_qos.errors import MisuseError
+from hive_qos.errors import EvictedError, MisuseError
 from integrations.volatile import A2CiD2, AsyncDiLoCo, DiLoCo, PartialMean, StreamingDiLoCo
 from integrations.volatile.algorithm import Algorithm
 
@@ -279,3 +279,59 @@ def test_who_joins_gets_no_state_in_which_a_committed_step_is_missing(
         go_on.set()
         if isinstance(algorithm, StreamingDiLoCo):
             wait_until(algorithm._state_bytes)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda network, inner: DiLoCo(network.parameters(), every=2),
+        lambda network, inner: StreamingDiLoCo(network.parameters(), every=4, fragments=2, overlap=1),
+        lambda network, inner: AsyncDiLoCo(network.parameters(), every=4, fragments=2),
+        lambda network, inner: A2CiD2(network.parameters()),
+        lambda network, inner: PartialMean(network.parameters(), optimizer=inner),
+    ],
+    ids=["DiLoCo", "StreamingDiLoCo", "AsyncDiLoCo", "A2CiD2", "PartialMean"],
+)
+def test_a_member_that_was_left_out_joins_again_in_the_middle_of_training(make: Callable[..., Algorithm]) -> None:
+    networks, where, ended = [model() for _ in range(3)], register(), threading.Event()
+    held: dict[int, list[torch.Tensor]] = {}
+
+    def run(rank: int) -> None:
+        network = networks[rank]
+        inner = adamw(network)
+        algorithm = make(network, inner)
+
+        def step() -> None:
+            step_once(network, inner, algorithm)
+            state = algorithm.state_dict()
+            if isinstance(algorithm, PartialMean):
+                held.setdefault(group.step, []).append(flat(network))
+            elif not isinstance(algorithm, A2CiD2):
+                held.setdefault(state["rounds"], []).append(state["global"])
+
+        with algorithm.join(where, name=f"member-{rank}", members_min=2, settings=SETTINGS) as group:
+            wait_until(lambda: len(group.view.workers) == 3 or step(), pause_s=0.05)
+            group.members_min = 1
+            if rank < 2:
+                step_until(ended, step, pause_s=0.05)
+                return
+            before = group.member
+            group._control.fail(EvictedError("the others go on without it"))
+            wait_until(lambda: group.member != before or step(), pause_s=0.05)
+            algorithm.last = None
+            if isinstance(algorithm, A2CiD2):
+                algorithm.exchanges = 0
+            wait_until(lambda: takes_part(algorithm) or step(), pause_s=0.05)
+            ended.set()
+
+    in_threads(3, run)
+    for state in held.values():
+        for one in state[1:]:
+            torch.testing.assert_close(one, state[0])
+
+
+def takes_part(algorithm: Algorithm) -> bool:
+    """Whether it has trained with two others."""
+    if isinstance(algorithm, A2CiD2):
+        return algorithm.exchanges > 0
+    return algorithm.last is not None and algorithm.last.contributed and len(algorithm.last.members) == 3

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import torch
-import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
-from hive_qos.errors import EvictedError, RegisterLostError, TimedOutError
+from hive_qos.errors import EvictedError
 from tools.bench.programs.conversation import Begun, Order, cpu_s, serve
 from tools.collectivesbench.programs.training import Task
 from tools.measure.sampler import parse_interfaces
@@ -23,9 +22,6 @@ from tools.volatilebench.programs import stepper, tasks
 from tools.volatilebench.programs.trainings import Ddp, Training, Volatile, missing
 from tools.volatilebench.settings import TOKENS
 from transport.volatile.steps import Committed
-
-REJOIN_S = 1.0
-"""Before who was left out asks to join again."""
 
 
 class Member:
@@ -46,7 +42,7 @@ class Member:
     def train(self, order: Order, begun: Begun) -> Mapping[str, Any]:
         """Train; a line in `record` after each `every` steps, or after each meeting.
 
-        Who is left out joins again, until the time that stands in `until`.
+        Who is out of reach when the others end has ended, too.
 
         Args:
             order: `backend`, or `kind` and `options` of the algorithm; `store` (host, port), `job`; `rank`, `world`,
@@ -59,18 +55,12 @@ class Member:
         optimizer = torch.optim.AdamW(task.model.parameters(), lr=task.learning_rate)
         training: Training = Ddp(order, task.model) if order["backend"] else Volatile(order, task.model, optimizer)
         with Path(order["record"]).open("a", encoding="utf-8") as out:
-            while True:
-                try:
-                    _train(order, task, optimizer, training, begun, out)
-                    break
-                except (EvictedError, RegisterLostError, TimedOutError, dist.DistError) as error:
-                    _write(out, error=type(error).__name__, t_s=time.monotonic())
-                    if not order["until"]:
-                        raise
-                    if time.monotonic() + REJOIN_S >= _until_s(order):
-                        break
-                    begun = _nothing
-                    time.sleep(REJOIN_S)
+            try:
+                _train(order, task, optimizer, training, begun, out)
+            except EvictedError as error:
+                _write(out, error=type(error).__name__, t_s=time.monotonic())
+                if time.monotonic() < _until_s(order):
+                    raise
         return {"cpu_s": cpu_s() - begin_cpu_s}
 
     def evaluate(self, order: Order, begun: Begun) -> Mapping[str, Any]:
@@ -81,10 +71,6 @@ class Member:
             tasks.put(task.model, torch.load(path, weights_only=True))
             losses.append(tasks.evaluated(order["task"], task, order["seed"]))
         return {"losses": losses}
-
-
-def _nothing() -> None:
-    return None
 
 
 def _until_s(order: Order) -> float:
@@ -120,6 +106,7 @@ def _train(
             if ends and not order["until"]:
                 training.end()
             met = training.last if order["each_meeting"] and training.last is not before else None
+            met = met if met and met.members else None  # or it was left out, and has taken the others' state
             if counted or ends or met is not None:
                 line = {"t_s": now_s, "step": step, "loss": sum(losses) / len(losses), "sent_bytes": _sent_bytes()}
                 losses.clear()

@@ -263,7 +263,7 @@ class Core(Loop):
         if isinstance(error, (ConnectionLostError, PeerError)):
             reason = error.reason
         self.operations.lose_sends(session, reason)
-        self._events.append(ConnectionDown(session.number, session.peer, error, session.attempt))
+        self._events.append(ConnectionDown(session.number, session.peer, error, session.attempt, silent=session.silent))
         if session.number is not None:
             del self._by_number[session.number]
             self.operations.lose_posts(session, reason)
@@ -336,6 +336,7 @@ class Core(Loop):
                     self._drop(session, WireCode.HANDSHAKE_TIMEOUT, ConnectionLostError(session.peer, reason))
                 continue
             if silent_s > patience_s:
+                session.silent = True
                 reason = f"nothing heard for {silent_s:.1f} s (dead after {patience_s:g} s)"
                 self._drop(session, WireCode.DEAD, ConnectionLostError(session.peer, reason))
             elif silent_s >= settings.keep_alive_s and now - session.pinged_at >= settings.keep_alive_s:

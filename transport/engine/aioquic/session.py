@@ -54,6 +54,7 @@ class Session:
     measured_bytes: int = 0
     ended: bool = False
     closed_here: bool = False
+    silent: bool = False
     local_error: TransportError | None = None
     connection: HiveConnection = field(init=False)
 

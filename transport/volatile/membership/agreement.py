@@ -40,7 +40,7 @@ class Agreement(Protocol):
         """Enter the view that the register holds.
 
         Raises:
-            RegisterLostError: it cannot be reached, or has forgotten a view.
+            RegisterLostError: it cannot be reached; of the kind `RegisterForgotError` where it has forgotten a view.
         """
 
     def enter(self, held: View) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from hive_qos.errors import TimedOutError
+from hive_qos.errors import EvictedError, TimedOutError
 from transport.volatile.links.links import Links
 from transport.volatile.links.mesh import CONNECT_S
 from transport.volatile.membership.restart import Restart
@@ -14,9 +15,13 @@ from transport.volatile.protocol import commit
 from transport.volatile.protocol.admission import BEAT_S
 from transport.volatile.protocol.commit import State
 from transport.volatile.protocol.view import DIGEST_BYTES, Member, View
-from transport.volatile.register.register import POLL_S, Register
+from transport.volatile.register.register import POLL_S, Register, RegisterForgotError
 
 _log = logging.getLogger("transport.volatile")
+
+
+class JobOverError(EvictedError):
+    """Nobody is left whom a member that was left out could join again."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +31,16 @@ class Newcomer:
     Args:
         links: its connections, none yet.
         follows: it can apply results of others, so that it joins without a pause.
+        left: the last view that it was in, if it was left out: then it joins others, and begins nothing itself.
+        raise_failure: raises what ends the waiting, if anything does.
     """
 
     register: Register
     member: Member
     links: Links
     follows: bool
+    left: View | None
+    raise_failure: Callable[[], None]
 
     def join(self, timeout_s: float) -> State:
         """Wait until this process is a member, over connections to the others; its first state.
@@ -39,11 +48,15 @@ class Newcomer:
         Raises:
             TimedOutError: nobody has admitted it in time.
             RegisterLostError: the register cannot be reached.
+            RegisterForgotError: it holds an older view than the one that was `left`.
+            JobOverError: everybody has left since then.
             PeerError: what the register holds is not of this job.
         """
         give_up_s = time.monotonic() + timeout_s
         while True:
             view = self.register.view()
+            if self.left is not None:
+                self._require_somebody(view, self.left)
             if view is None or not view.members:
                 view = self._begin(view)
             if self.member in view.members:
@@ -52,6 +65,12 @@ class Newcomer:
             admitted = self._be_admitted(view, give_up_s, timeout_s)
             if admitted is not None:
                 return commit.begin_behind(self.member, admitted)
+
+    def _require_somebody(self, view: View | None, left: View) -> None:
+        if view is None or view.epoch < left.epoch:
+            raise RegisterForgotError("joining again", f"the register has forgotten epoch {left.epoch}")
+        if not view.members:
+            raise JobOverError(f"all members of job {self.register.job} have left since epoch {left.epoch}")
 
     def _begin(self, ended: View | None) -> View:
         """Try to be the first member, of a job that begins or has nobody any more; the view in force then."""
@@ -66,6 +85,7 @@ class Newcomer:
         asked, ask_s, beats, beat_s, tried = 0, 0.0, 0, 0.0, 0
         restart = Restart(self.register)
         while True:
+            self.raise_failure()
             now_s = time.monotonic()
             if now_s >= give_up_s:
                 raise TimedOutError(self._nobody_answers(view), timeout_s=timeout_s)
@@ -85,7 +105,8 @@ class Newcomer:
                 return None
             if self.member in view.members and self.links.switch(view.mesh):
                 return view
-            if not self.links.reach(view.workers) and restart.is_due(view, number, now_s):
+            alone = self.left is None and not self.links.reach(view.workers)
+            if alone and restart.is_due(view, number, now_s):
                 _log.warning("job %s begins anew: half of the workers of epoch %d died", self.register.job, view.epoch)
                 self._begin(view)
                 return None

@@ -38,7 +38,7 @@ class Succession:
         self._left: set[Member] = set()
 
     def froze(self) -> None:
-        """The member has just frozen."""
+        """The member has just frozen; or it could not reach the register, and perhaps nobody could."""
         self._frozen_s = time.monotonic()
 
     def leaves(self, member: Member) -> None:
@@ -62,10 +62,11 @@ class Succession:
         """
         if self._offer is None or time.monotonic() < self._offer[1]:
             return
-        (advance, _), self._offer = self._offer, None
-        state = self._agreement.state
-        if state.phase is Phase.FROZEN and advance.view.epoch == state.view.epoch + 1:
-            self._advance(advance.view)
+        offered, state = self._offer, self._agreement.state
+        if state.phase is Phase.FROZEN and offered[0].view.epoch == state.view.epoch + 1:
+            self._advance(offered[0].view)
+        if self._offer is offered:
+            self._offer = None
 
     def look(self) -> None:
         """See whether there is a new view, and whether those are there who were to say where they stand.

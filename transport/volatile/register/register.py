@@ -77,6 +77,10 @@ class MemoryStore:
             return self._counters[key]
 
 
+class RegisterForgotError(RegisterLostError):
+    """It can be reached, and does not hold what it held: waiting for it is in vain."""
+
+
 class Register:
     """A job's view and its notes in a store.
 
@@ -114,12 +118,12 @@ class Register:
         """Make `view` the successor of `before`, unless that has another one already; the view in force then.
 
         Raises:
-            RegisterLostError: the register holds neither of the two, nor another one: it has lost what it held.
+            RegisterForgotError: the register holds neither of the two, nor another one.
         """
         expected = b"" if before is None else self._sealed("view", views.encode(before))
         held = self.store.compare_set(self._key("view"), expected, self._sealed("view", views.encode(view)))
         if not held:
-            raise RegisterLostError("advancing the view", "the register has forgotten it")
+            raise RegisterForgotError("advancing the view", "the register has forgotten it")
         return views.decode(self._opened("view", held))
 
     def say_frozen(self, member: Member, stand: Frozen) -> None:

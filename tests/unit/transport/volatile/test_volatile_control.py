@@ -40,7 +40,7 @@ class TwoMeshes:
 def test_who_learns_looks_for_the_next_view_before_it_gives_all_others_up(goes_on: bool) -> None:
     register = Register(MemoryStore(), job="job")
     register.advance(view(1, mesh=1), None)
-    control = Control(register, LEARNER, settings=Settings())
+    control = Control(register, LEARNER, settings=Settings(), without_register_s=0.0)
     control.links = TwoMeshes()  # type: ignore[assignment]
     control.state = commit.begin_behind(LEARNER, view(1, mesh=1))
     if goes_on:
