@@ -155,6 +155,7 @@ class Runtime:
             job=self._settings.job,
             world=self._world,
             peers=bootstrap.peers,
+            silence_ends=self._settings.silence_ends,
             on_gone=lambda gone: self._control.gone(gone),
             on_control=lambda rank, message: self._control.received(rank, message),
             on_unexpected=self._unexpected,

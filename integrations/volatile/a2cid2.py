@@ -89,6 +89,7 @@ class A2CiD2(Algorithm):
         self.exchanges += 1
         if self._is_new:
             self._all.add(theirs - own)
+            self._ahead.zero_()
             self._is_new = False
         else:
             exchanged(self._all, self._ahead, theirs - own, self._pace)

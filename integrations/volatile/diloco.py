@@ -49,16 +49,17 @@ class DiLoCo(GlobalAlgorithm):
         own = fragment.read() + (began - fragment.rounded(began))
         mean = own.clone()
         self.last = self._group.all_reduce(mean, quorum=self._quorum(with_all=with_all))
-        if not self.last.applied:
+        left_out = self.last.applied
+        if not left_out:
             self._apply([mean])
-        if not self.last.contributed:
+        if not self.last.contributed and self.quorum:
             mean = self._global[0] + (own - began)  # what it has learned, from where the others are now
             made_up = self._group.make_up(mean, quorum=self.quorum)
             if made_up is not None:
-                self.last = made_up
-                if not made_up.applied:
+                self.last, left_out = made_up, made_up.applied
+                if not left_out:
                     self._apply([mean])
-        self._receive(0, keep=False)
+        self._receive(0, keep=left_out and not with_all)  # as who joins: it counts in the next meeting
         return self.last
 
     def _apply(self, result: Sequence[torch.Tensor]) -> None:

@@ -30,6 +30,7 @@ class TorchStore:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._is_stale = False
 
     def get(self, key: str) -> bytes | None:
         return self._ask(f"reading {key}", lambda store: bytes(store.get(key)) if store.check([key]) else None)
@@ -46,15 +47,21 @@ class TorchStore:
     def add(self, key: str, amount: int) -> int:
         return self._ask(f"counting {key}", lambda store: int(store.add(key, amount)))
 
+    def renew(self) -> bool:
+        """The next call connects anew: the other end of this connection may be gone without a word."""
+        self._is_stale = True
+        return True
+
     def _ask(self, what: str, ask: Callable[[Store], T]) -> T:
-        store = self._store
         try:
             try:
-                return ask(store)
+                if self._is_stale:
+                    self._is_stale = False
+                    self._store = self._store.clone()
+                return ask(self._store)
             except RuntimeError as error:
                 _log.info("%s: torch's store is connected anew: %s", what, error)
-                if self._store is store:
-                    self._store = store.clone()
+                self._store = self._store.clone()
                 return ask(self._store)
         except RuntimeError as error:
             raise RegisterLostError(what, f"torch's store does not answer: {error}") from error

@@ -13,11 +13,43 @@ from hive_qos.errors import HiveError, PeerError
 from transport.settings import Settings
 from transport.tensors import TensorView
 from transport.volatile.group import VolatileGroup
-from transport.volatile.register.register import Register, Store
+from transport.volatile.register.register import MemoryStore, Register, Store
 from transport.volatile.steps import Committed
 
 SECRET = b"0123456789abcdef"
 LIMIT_S = 60.0
+
+
+class Forgetful(MemoryStore):
+    """A store that loses the view, goes back to an older one, takes a forged one, or falls silent, once told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spoilt: Callable[[bytes], bytes | None] | None = None
+        self.first = b""
+        self.silent = threading.Event()
+        self.speaks = threading.Event()
+
+    def get(self, key: str) -> bytes | None:
+        if self.silent.is_set():
+            self.speaks.wait()
+        held = super().get(key)
+        if not key.endswith("/view") or held is None:
+            return held
+        self.first = self.first or held
+        return held if self.spoilt is None else self.spoilt(held)
+
+    def add(self, key: str, amount: int) -> int:
+        if self.silent.is_set():
+            self.speaks.wait()
+        return super().add(key, amount)
+
+    def compare_set(self, key: str, expected: bytes, value: bytes) -> bytes:
+        if self.silent.is_set():
+            self.speaks.wait()
+        if self.spoilt is not None and key.endswith("/view"):
+            return self.spoilt(value) or b""
+        return super().compare_set(key, expected, value)
 
 
 class Worker:

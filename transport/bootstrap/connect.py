@@ -146,7 +146,6 @@ def exchange_rank_infos(
                 locations,
                 (one.contact for one in rank_infos.values()),
                 reconnect_s=settings.reconnect_s,
-                silence_ends=settings.silence_ends,
                 now_s=time.monotonic(),
             )
         except BaseException:

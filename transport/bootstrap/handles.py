@@ -98,7 +98,6 @@ def bootstrap_of(
         locations_of(sockets),
         (one.contact for one in infos.values()),
         reconnect_s=settings.reconnect_s,
-        silence_ends=settings.silence_ends,
         now_s=time.monotonic(),
     )
     run = Run(world, len(handles), hashlib.sha256("\n".join([world, *handles]).encode()).digest()[:RUN_BYTES])

@@ -81,6 +81,7 @@ class Endpoint:
         job: str,
         world: str,
         peers: PeerTable,
+        silence_ends: bool = False,
         on_gone: Callable[[Gone], None],
         on_control: Callable[[int, Mapping[str, object]], None],
         on_unexpected: Callable[[int, Header], None],
@@ -90,6 +91,7 @@ class Endpoint:
         self.peers = peers
         self.job = job
         self._world = world
+        self._silence_ends = silence_ends
         self._on_gone = on_gone
         self._on_control = on_control
         self._on_unexpected = on_unexpected
@@ -358,7 +360,8 @@ class Endpoint:
             known = self.peers.rank_of(event.connection)
             self._sends.forget(event.connection)
             evicted_by = known if known is not None else evicted_by
-            lost = self.peers.down(event.connection, reason=reason, gone=event.gone, silent=event.silent, now_s=now_s)
+            gone = event.gone or (event.silent and self._silence_ends)
+            lost = self.peers.down(event.connection, reason=reason, gone=gone, now_s=now_s)
             if known is not None:
                 for bulk in (False, True):
                     self.collectives.route(known, bulk=bulk)

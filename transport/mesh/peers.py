@@ -3,8 +3,7 @@
     NEW    -> UP       a first connection came up
     UP     -> LOST     its last connection ended; both sides dial again at once, then with back-off
     LOST   -> UP       reconnected: operations go on where they were
-    LOST   -> DEAD     not reconnected within `reconnect_s`
-    UP     -> DEAD     its host says that its process has ended; or nothing was heard of it, and `silence_ends`
+    LOST   -> DEAD     not reconnected within `reconnect_s`; at once where its process has ended, or silence means that
     LOST   -> DEAD     another rank says that it is dead
     any    -> LEFT     it said that it leaves
     any    -> EVICTED  it says that we count as gone: it goes on without us, for good
@@ -194,24 +193,16 @@ class PeerTable:
         own: where we listen.
         contacts: everybody else.
         reconnect_s: how long a lost connection may stay lost.
-        silence_ends: but for one over which nothing was heard.
         now_s: the monotonic clock.
     """
 
     def __init__(
-        self,
-        rank: int,
-        own: Sequence[Location],
-        contacts: Iterable[Contact],
-        *,
-        reconnect_s: float,
-        silence_ends: bool = False,
-        now_s: float,
+        self, rank: int, own: Sequence[Location], contacts: Iterable[Contact], *, reconnect_s: float, now_s: float
     ) -> None:
         self._rank = rank
         self._own = tuple(own)
         self._interfaces = len({one.interface for one in own})
-        self._reconnect_s, self._silence_ends = reconnect_s, silence_ends
+        self._reconnect_s = reconnect_s
         self._by_connection: dict[int, tuple[int, bool]] = {}
         self.peers: dict[int, Peer] = {}
         for contact in contacts:
@@ -320,13 +311,11 @@ class PeerTable:
         ways = self.peers[dial.rank].channel(bulk=dial.bulk).ways
         return next((way for way in ways if way.path == dial.path), None)
 
-    def down(
-        self, connection: int, *, reason: str, gone: bool = False, silent: bool = False, now_s: float
-    ) -> int | None:
+    def down(self, connection: int, *, reason: str, gone: bool = False, now_s: float) -> int | None:
         """A connection ended. Returns its rank when that has no other of the kind left.
 
         Args:
-            gone, silent: as of `ConnectionDown`.
+            gone: its process has ended, or is to count as ended.
         """
         if connection not in self._by_connection:
             return None
@@ -346,9 +335,8 @@ class PeerTable:
                 way.wait(now_s + place * STAGGER_S)
         if not bulk and peer.phase is Phase.UP:
             peer.phase = Phase.LOST
-            at_once = gone or (silent and self._silence_ends)
-            peer.dead_s = now_s if at_once else now_s + self._reconnect_s
-            peer.reason = reason if at_once else f"{reason}; not back after {self._reconnect_s:g} s"
+            peer.dead_s = now_s if gone else now_s + self._reconnect_s
+            peer.reason = reason if gone else f"{reason}; not back after {self._reconnect_s:g} s"
         return rank
 
     def moved(self, rank: int, *, number: int, locations: tuple[Location, ...], now_s: float) -> list[int]:

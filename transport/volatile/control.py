@@ -44,7 +44,7 @@ from transport.volatile.protocol.messages import (
 )
 from transport.volatile.protocol.view import MEMBERS_MAX, Member, View
 from transport.volatile.record.report import MemberReport
-from transport.volatile.register.register import POLL_S, Register, RegisterForgotError
+from transport.volatile.register.register import POLL_S, STORE_S, Register, RegisterForgotError
 from transport.volatile.transfer.shelf import Shelf
 from transport.work import Work
 
@@ -102,6 +102,8 @@ class Control:
         self._without_register_s = without_register_s
         self._waits_since_s: float | None = None
         """For a register that cannot be reached."""
+        self._unread = False
+        """Others have told of a view that this member has not read."""
         self._register_lost = False
         self._thread = threading.Thread(target=self._run, name="hive-volatile", daemon=True)
 
@@ -229,7 +231,8 @@ class Control:
             view, epoch = register.view(), 0
             while view and view.epoch > epoch and view.workers and all(map(register.has_left, view.workers)):
                 epoch = view.epoch
-                over = View(epoch + 1, (), last.committed, last.digest, asked=view.asked, mesh=view.mesh)
+                step, digest = last.committed, last.digest
+                over = View(epoch + 1, (), step, digest, asked=view.asked, mesh=view.mesh, began=view.began)
                 view = register.advance(over, view)  # where another one was written meanwhile, that one
 
     def close(self) -> None:
@@ -276,7 +279,7 @@ class Control:
             self.fail(TransportError(f"the volatile group's control thread failed: {error}"))
 
     def _do_what_is_due(self) -> None:
-        self._hear()
+        missed = self._hear()
         self._see_losses()
         if self.state.turn and self.idle and self.state.phase is not Phase.FROZEN:
             self.apply(commit.changed)  # no step will end
@@ -287,25 +290,31 @@ class Control:
             self._look()
         self._first.choose_contributors()
         self._carry_out()
+        if missed is not None:
+            raise missed
 
     def _wait_for_register(self, error: RegisterLostError) -> None:
         """Until it is back nobody can decide on the view: an uplink may be down for a while, or the register's host.
 
-        Raises: the error, where waiting is in vain, or has lasted too long.
+        Raises:
+            RegisterLostError: it has forgotten the view; or the view has to change, and has not for too long.
+            EvictedError: others could change it, and wait for this member's next step.
         """
         now_s = time.monotonic()
         if self._waits_since_s is None:
             self._waits_since_s = now_s
             _log.warning("epoch %d waits for the register: %s", self.view.epoch, error)
-        too_long = self.state.phase is Phase.FROZEN and now_s - self._waits_since_s > self._without_register_s
-        if too_long or isinstance(error, RegisterForgotError):
+        waited_s = now_s - self._waits_since_s
+        if isinstance(error, RegisterForgotError):
+            raise error
+        if self._unread and waited_s > STORE_S:
+            raise EvictedError(f"others have left epoch {self.view.epoch}, and {self.member} cannot: {error}")
+        if self.state.phase is Phase.FROZEN and waited_s > self._without_register_s:
             raise error
         self._succession.froze()
-        self._heard(self.member, Look())  # it may have been asked because somebody has entered another view
-        time.sleep(POLL_S)
 
     def _rest_s(self) -> float:
-        if self.state.phase is Phase.FROZEN:
+        if self.state.phase is Phase.FROZEN or self._unread:
             return POLL_S
         now_s = time.monotonic()
         return max(min([self._look_s, *self._first.due_s().values()]) - now_s, 0.0)
@@ -332,41 +341,56 @@ class Control:
                 one.close()
         self.changed.notify_all()
 
-    def _hear(self) -> None:
+    def _hear(self) -> RegisterLostError | None:
+        """Take in all mail; what the register was asked for in vain, if it was."""
+        missed: RegisterLostError | None = None
         while True:
             try:
                 sender, message = self._mail.get_nowait()
             except queue.Empty:
-                return
-            match message:
-                case Contributors() | Frozen() | Arrived() if message.epoch > self.view.epoch:
-                    self._early.append((sender, message))
-                    self.read_view()  # the sender has entered it
-                case Contributors() | Frozen():
-                    if isinstance(message, Frozen) and sender in message.lost:
-                        self._succession.leaves(sender)
-                    self.apply(commit.received, sender, message)
-                case Look():
-                    self.read_view()
-                case Connect(number):
-                    self._follow_plan(number, sender)
-                case Connected(number):
-                    self._first.connected(sender, number)
-                case Arrived() if message.epoch == self.view.epoch:
-                    self._first.arrived(sender, message)
-                case Ready(step, digest):
-                    self.hand_over.holds(sender, step)
-                    self._first.learnt(sender, step, digest)
-                case AskReady():
-                    self.links.mail(sender, Ready(self.state.committed, self.state.digest))
-                case Unfit(epoch, step):
-                    with self.changed:
-                        self.unfit = epoch, step
-                        self.changed.notify_all()
-                case Pause(reason):
-                    self._first.asked_to_pause(sender, reason)
-                case _:
-                    pass
+                break
+            try:
+                self._hear_one(sender, message)
+            except RegisterLostError as error:
+                missed = error
+        if self._unread:
+            try:
+                self.read_view()
+                self._unread = False
+            except RegisterLostError as error:
+                missed = error
+        return missed
+
+    def _hear_one(self, sender: Member, message: Mail) -> None:
+        match message:
+            case Contributors() | Frozen() | Arrived() if message.epoch > self.view.epoch:
+                self._early.append((sender, message))
+                self._unread = True  # the sender has entered it
+            case Contributors() | Frozen():
+                if isinstance(message, Frozen) and sender in message.lost:
+                    self._succession.leaves(sender)
+                self.apply(commit.received, sender, message)
+            case Look():
+                self._unread = True
+            case Connect(number):
+                self._follow_plan(number, sender)
+            case Connected(number):
+                self._first.connected(sender, number)
+            case Arrived() if message.epoch == self.view.epoch:
+                self._first.arrived(sender, message)
+            case Ready(step, digest):
+                self.hand_over.holds(sender, step)
+                self._first.learnt(sender, step, digest)
+            case AskReady():
+                self.links.mail(sender, Ready(self.state.committed, self.state.digest))
+            case Unfit(epoch, step):
+                with self.changed:
+                    self.unfit = epoch, step
+                    self.changed.notify_all()
+            case Pause(reason):
+                self._first.asked_to_pause(sender, reason)
+            case _:
+                pass
 
     def _see_losses(self) -> None:
         lost = self._lost_now()

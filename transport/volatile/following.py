@@ -151,8 +151,9 @@ class Follower:
         if isinstance(found, Absent) or self._apply_result is None:
             self._forget("it cannot follow" if self._apply_result is None else "the results it needs are not kept")
             return True
+        if not self._followed(found):
+            return True  # the view has changed meanwhile: it is fetched again, if it is still to be
         self._apply_result(found.what.step, found.tensors())
-        self._followed(found)
         reason = pace.followed(found.what.head - found.what.step)
         if reason:
             self._control.tell_first(Pause(reason))

@@ -3,8 +3,8 @@
     with VolatileGroup(register, name="worker-7", get_state=..., set_state=..., apply_result=...) as group:
         while group.step < steps:
             gradients = ...                         # of the state after group.step
-            group.all_reduce(gradients)             # with whom is there; a lost member only costs time
-            optimizer.step()
+            if not group.all_reduce(gradients).applied:     # with whom is there; a lost member only costs time
+                optimizer.step()
 
 Each epoch of the view has a group of connected workers. A step is an all-reduce, then an exchange of the result's
 digest: whoever has that of every contributor may apply it. When a worker is lost, leaves or joins, a thread of each
@@ -62,7 +62,8 @@ class VolatileGroup:
         name: of this process, unique in the job.
         get_state: returns the state after `group.step`, as bytes, the same on all members: called where somebody joins.
             None where another thread of the caller's is still to apply a step: it is called again soon.
-        set_state: takes such bytes: called before this returns, unless this is the first member.
+        set_state: takes such bytes: called before this returns, unless this is the first member; and by `all_reduce`,
+            `make_up` or `aside` after this member was left out.
         apply_result: takes a step's number and the bytes of each of its reduced tensors, and does what the caller does
             after `all_reduce`. With it this member joins while the others go on, and again after it was left out;
             without it they wait, and it ends.
@@ -124,6 +125,7 @@ class VolatileGroup:
         except BaseException:
             control.close()
             raise
+        control.members_min = self._members_min  # of now
         self.member, self._control, self._follower = member, control, follower
         self._steps, self._joining = Steps(control, follower), None
 
@@ -135,6 +137,7 @@ class VolatileGroup:
         if self._apply_result is None:
             raise reason
         _log.warning("%s joins again: %s", self.member, reason)
+        self._control.fail(reason)
         self._control.close()
         left, give_up_s = self._control.view, time.monotonic() + self._join_timeout_s
         while True:

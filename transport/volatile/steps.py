@@ -44,8 +44,8 @@ class Committed:
         members: whose parts the result has, in rank order.
         attempts: how often it was reduced here; more than 1 after a loss, 0 where the result was fetched.
         contributed: this member's part is among them. Else `make_up` may have it count in the next step.
-        applied: `apply_result` has got the result, whose sizes are others than the caller's: the tensors are as they
-            were, and there is nothing left to apply.
+        applied: there is nothing left to apply, and the tensors are as they were: `apply_result` has got the result,
+            whose sizes are others than the caller's; or this member was left out, and `set_state` has got its state.
     """
 
     step: int
@@ -135,12 +135,16 @@ class Steps:
                 if time.monotonic() > give_up_s and not self._control.links.present.lost():
                     raise
                 _log.info("step %d of epoch %d was not finished: %s", step, view.epoch, error)
-            if self.settled(view, step):
-                break
+            committed = False
+            try:
+                if committed := self.settled(view, step):
+                    break
+            finally:
+                if not committed:
+                    for one, data in zip(views, kept, strict=True):
+                        one.data[:] = data
             if differed >= DIFFER_MAX:
                 raise PeerError("the group", f"members hold unequal results of step {step}: one of them computes wrong")
-            for one, data in zip(views, kept, strict=True):
-                one.data[:] = data
         for one in views:
             one.write_back()
         if met.contributed:
@@ -177,6 +181,8 @@ class Steps:
             control.wait_between_steps(idle=False)
 
     def _what_waits(self, view: View) -> str:
+        if self._control.state.phase is Phase.FROZEN:
+            return f"epoch {view.epoch} has to change, and the register or a member does not answer"
         if view.pause:
             return f"waiting for {', '.join(map(str, view.joining))}, which could not follow"
         return f"a volatile group of {len(view.workers)}, of at least {self._control.members_min} members"

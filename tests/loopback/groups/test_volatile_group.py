@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 
 import numpy as np
 import pytest
-from volatile_workers import Worker, agree, trio, until, works
+from volatile_workers import Forgetful, Worker, agree, trio, until, works
 
 from hive_qos.errors import HiveError, MisuseError, PeerError, RegisterLostError
 from transport.settings import Settings
@@ -66,38 +65,6 @@ def test_two_that_differ_stop_and_say_so(start: Callable[..., Worker], monkeypat
         one.allow()
     errors = [one.wait() for one in members]
     assert any(isinstance(one, PeerError) and "unequal results of step 1" in str(one) for one in errors)
-
-
-class Forgetful(MemoryStore):
-    """A store that loses the view, goes back to an older one, takes a forged one, or falls silent, once told to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.spoilt: Callable[[bytes], bytes | None] | None = None
-        self.first = b""
-        self.silent = threading.Event()
-        self.speaks = threading.Event()
-
-    def get(self, key: str) -> bytes | None:
-        if self.silent.is_set():
-            self.speaks.wait()
-        held = super().get(key)
-        if not key.endswith("/view") or held is None:
-            return held
-        self.first = self.first or held
-        return held if self.spoilt is None else self.spoilt(held)
-
-    def add(self, key: str, amount: int) -> int:
-        if self.silent.is_set():
-            self.speaks.wait()
-        return super().add(key, amount)
-
-    def compare_set(self, key: str, expected: bytes, value: bytes) -> bytes:
-        if self.silent.is_set():
-            self.speaks.wait()
-        if self.spoilt is not None and key.endswith("/view"):
-            return self.spoilt(value) or b""
-        return super().compare_set(key, expected, value)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,12 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from volatile_workers import SECRET, Worker, agree, until, works
+from volatile_workers import SECRET, Forgetful, Worker, agree, trio, until, works
 
-from hive_qos.errors import EvictedError
+from hive_qos.errors import EvictedError, MisuseError
 from transport.inspection import jobs
+from transport.volatile.control import Control
+from transport.volatile.following import Follower
 from transport.volatile.links.mesh import CONNECT_S
-from transport.volatile.protocol.view import Member
+from transport.volatile.membership.succession import Succession
+from transport.volatile.protocol.commit import Phase
+from transport.volatile.protocol.view import Member, View
 from transport.volatile.register.register import MemoryStore, Register
 
 
@@ -123,3 +128,89 @@ def test_a_learner_whose_workers_are_all_gone_ends(start: Callable[..., Worker])
     time.sleep(0.1)
     first.kill()
     assert isinstance(second.wait(), EvictedError)
+
+
+def test_who_applies_a_result_while_the_view_changes_does_not_apply_it_again(
+    start: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore()
+    members = trio(start, store)
+    controls: list[Control] = []
+    killed, frozen = threading.Event(), threading.Event()
+    tell_ready, follow, advance = Follower._tell_ready, Worker._follow, Succession._advance
+
+    def told(follower: Follower) -> None:
+        if follower._control.member.name == "d":
+            controls.append(follower._control)
+        tell_ready(follower)
+
+    def slowly(worker: Worker, step: int, tensors: Any) -> None:
+        if worker.name == "d" and controls and not killed.is_set():
+            control = controls[-1]
+            until(lambda: control.member in control.view.workers)  # its word that it is ready has come
+            killed.set()
+            members[2].kill()
+            until(lambda: control.state.phase is Phase.FROZEN)
+            frozen.set()
+        follow(worker, step, tensors)
+
+    def decide(succession: Succession, view: View) -> None:
+        if killed.is_set():
+            frozen.wait(10.0)
+        advance(succession, view)
+
+    monkeypatch.setattr(Follower, "_tell_ready", told)
+    monkeypatch.setattr(Worker, "_follow", slowly)
+    monkeypatch.setattr(Succession, "_advance", decide)
+    joiner = start("d", store)
+
+    def go_on() -> bool:
+        for one in members:
+            one.allow()
+        time.sleep(0.1)
+        return bool(controls) and works(members[0], "a", "b", "d") and joiner.group is not None
+
+    until(go_on)
+    joiner.allow(2)
+    until(lambda: [one.allow() for one in members[:2]] and joiner.step > 0)
+    assert frozen.is_set()
+    agree(joiner, *members)
+
+
+def left_out(worker: Worker) -> None:
+    """Its next step finds that the others go on without it."""
+    assert worker.group is not None
+    control = worker.group._control
+    control.fail(EvictedError("the others go on without it"))
+    control.close()
+
+
+def test_who_was_left_out_does_not_go_on_in_another_run_of_the_job(start: Callable[..., Worker]) -> None:
+    store = MemoryStore()
+    members = trio(start, store)
+    left_out(members[2])
+    until(lambda: works(members[0], "a", "b"))
+    for one in members[:2]:
+        one.end()
+        one.wait()
+    other = start("d", store)
+    other.allow()
+    until(lambda: other.step == 1)
+    members[2].allow()
+    assert "has begun anew" in str(members[2].wait()) or "have left since" in str(members[2].error)
+
+
+def test_who_joins_again_can_be_closed_while_the_register_is_away(start: Callable[..., Worker]) -> None:
+    store = Forgetful()
+    members = trio(start, store)
+    left_out(members[2])
+    store.silent.set()
+    try:
+        members[2].allow()
+        until(lambda: members[2].group is not None and members[2].group._joining is not None)
+        members[2].kill()
+        began_s = time.monotonic()
+        assert isinstance(members[2].wait(), MisuseError)
+        assert time.monotonic() - began_s < CONNECT_S
+    finally:
+        store.speaks.set()

@@ -24,6 +24,7 @@ class World:
         *,
         chunk_bytes: int = 64 * 1024,
         reconnect_s: float = 0.2,
+        silence_ends: bool = False,
         timeout_s: float = 60.0,
         receive_bytes_max: int = 2**30,
         algorithm: str = "",
@@ -37,6 +38,7 @@ class World:
             inspect=False,
             chunk_bytes=chunk_bytes,
             reconnect_s=reconnect_s,
+            silence_ends=silence_ends,
             receive_bytes_max=receive_bytes_max,
             algorithm=algorithm,
         )

@@ -119,7 +119,7 @@ class MemoryNetwork:
             victim = self.engines[name]
             victim.dead = True
             for way in [way for way in victim.ways.values() if way.alive]:
-                self._break(way, "no acknowledgement")
+                self._break(way, "nothing heard", silent=True)
 
     def cut(self, one: str, other: str) -> None:
         """Break every connection between two engines; they may dial again."""
@@ -143,7 +143,7 @@ class MemoryNetwork:
                 one.receiver.deliver(one.sender, one.header, one.payload)
                 one.sender.done(one.operation)
 
-    def _break(self, way: Way, reason: str) -> None:
+    def _break(self, way: Way, reason: str, *, silent: bool = False) -> None:
         way.alive = False
         lost = [one for one in self.waiting if one.way is way]
         self.waiting = [one for one in self.waiting if one.way is not way]
@@ -152,7 +152,8 @@ class MemoryNetwork:
         for engine, other in (way.ends, way.ends[::-1]):
             for connection, mine in engine.ways.items():
                 if mine is way:
-                    engine.put(ConnectionDown(connection, other.node, ConnectionLostError(other.node, reason)))
+                    error = ConnectionLostError(other.node, reason)
+                    engine.put(ConnectionDown(connection, other.node, error, silent=silent))
 
 
 class MemoryEngine(Engine):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from patience import wait_until
 
-from hive_qos.errors import CancelledError, ConnectionLostError
+from hive_qos.errors import CancelledError, ConnectionLostError, TimedOutError
 from transport import Group
 
 
@@ -50,6 +50,15 @@ def test_a_rank_that_dies_is_named_by_all_others(make_world, when):
     for work in [group.barrier() for group in pair]:
         work.wait(30)
     assert world.groups[0].lost_ranks().keys() == {2}
+
+
+@pytest.mark.parametrize("silence_ends", [True, False])
+def test_a_silent_rank_may_come_back_unless_silence_ends_it(make_world, silence_ends):
+    world = make_world(3, reconnect_s=60.0, silence_ends=silence_ends)
+    world.network.kill("rank-2")
+    work = world.groups[0].allreduce(np.ones(20_000, "f4"), timeout_s=5.0)
+    with pytest.raises(ConnectionLostError if silence_ends else TimedOutError):
+        work.wait(30)
 
 
 def test_the_first_use_of_a_subgroup_after_a_death_raises_at_once(make_world):

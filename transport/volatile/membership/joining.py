@@ -54,9 +54,9 @@ class Newcomer:
         """
         give_up_s = time.monotonic() + timeout_s
         while True:
+            self.raise_failure()
             view = self.register.view()
-            if self.left is not None:
-                self._require_somebody(view, self.left)
+            self._require_same_job(view)
             if view is None or not view.members:
                 view = self._begin(view)
             if self.member in view.members:
@@ -66,18 +66,27 @@ class Newcomer:
             if admitted is not None:
                 return commit.begin_behind(self.member, admitted)
 
-    def _require_somebody(self, view: View | None, left: View) -> None:
+    def _require_same_job(self, view: View | None) -> None:
+        """Who was left out does not go on in another run, whose steps count from 0."""
+        left, job = self.left, self.register.job
+        if left is None:
+            return
         if view is None or view.epoch < left.epoch:
             raise RegisterForgotError("joining again", f"the register has forgotten epoch {left.epoch}")
         if not view.members:
-            raise JobOverError(f"all members of job {self.register.job} have left since epoch {left.epoch}")
+            raise JobOverError(f"all members of job {job} have left since epoch {left.epoch}")
+        if view.began != left.began:
+            raise JobOverError(
+                f"job {job} has begun anew in epoch {view.began}, without {self.member} of epoch {left.epoch}"
+            )
 
     def _begin(self, ended: View | None) -> View:
         """Try to be the first member, of a job that begins or has nobody any more; the view in force then."""
         if ended is None:
             return self.register.advance(View(1, (self.member,), 0, bytes(DIGEST_BYTES)), None)
         mesh = self.register.plan_mesh(ended.epoch + 1, [self.member])
-        first = View(ended.epoch + 1, (self.member,), 0, bytes(DIGEST_BYTES), asked=ended.asked, mesh=mesh)
+        epoch = ended.epoch + 1
+        first = View(epoch, (self.member,), 0, bytes(DIGEST_BYTES), asked=ended.asked, mesh=mesh, began=epoch)
         return self.register.advance(first, ended)
 
     def _be_admitted(self, view: View, give_up_s: float, timeout_s: float) -> View | None:
@@ -101,6 +110,7 @@ class Newcomer:
                 if self.member in note[1]:
                     self.links.begin(number, frozenset(note[1]))
             view = self.register.view() or view
+            self._require_same_job(view)
             if not view.members:
                 return None
             if self.member in view.members and self.links.switch(view.mesh):
@@ -114,8 +124,8 @@ class Newcomer:
 
     def _nobody_answers(self, view: View) -> str:
         register = self.register
-        return (
-            f"joining: {view.workers[0]}, the first member of job {register.job}, did not admit {self.member}; if no "
-            f"member lives, start half of {', '.join(one.name for one in view.workers)} again, or delete "
-            f"{register.view_key} in the store"
-        )
+        refused = f"joining: {view.workers[0]}, the first member of job {register.job}, did not admit {self.member}"
+        if self.left is not None:
+            return refused
+        names = ", ".join(one.name for one in view.workers)
+        return f"{refused}; if no member lives, start half of {names} again, or delete {register.view_key} in the store"

@@ -14,7 +14,7 @@ from transport.volatile.protocol.view import Member, View
 from transport.volatile.register.register import Register
 
 STANDS_S = 30.0
-"""Where nothing has happened for so long, nothing will: a loss is seen within 4 s and agreed on within 10, and who asks
+"""Where nothing has happened for so long, nothing will: a loss is seen within 5 s and agreed on within 10, and who asks
 is to connect again each 10 s."""
 
 

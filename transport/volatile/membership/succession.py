@@ -40,6 +40,8 @@ class Succession:
     def froze(self) -> None:
         """The member has just frozen; or it could not reach the register, and perhaps nobody could."""
         self._frozen_s = time.monotonic()
+        if self._offer is not None:
+            self.offer(self._offer[0])
 
     def leaves(self, member: Member) -> None:
         """That one has said that it goes."""

@@ -96,6 +96,9 @@ class EtcdStore:
         answer = self._ask(f"replacing {key}", "kv/txn", request)
         return value if answer.get("succeeded") else _value(_response(answer, 0)) or b""
 
+    def renew(self) -> bool:
+        return False  # each request has a limit of its own
+
     def add(self, key: str, amount: int) -> int:
         if amount == 0:
             return _number(self.get(key))

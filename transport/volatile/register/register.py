@@ -49,6 +49,9 @@ class Store(Protocol):
     def add(self, key: str, amount: int) -> int:
         """Add to a counter, 0 at first, and return its value."""
 
+    def renew(self) -> bool:
+        """A call has not ended in time: whether the next ones do not wait for it, as they have a new connection."""
+
 
 class MemoryStore:
     """A store for members that are threads of one process."""
@@ -75,6 +78,9 @@ class MemoryStore:
         with self._lock:
             self._counters[key] = self._counters.get(key, 0) + amount
             return self._counters[key]
+
+    def renew(self) -> bool:
+        return False
 
 
 class RegisterForgotError(RegisterLostError):
@@ -231,8 +237,8 @@ class Register:
 class Bounded:
     """A store whose calls end in time: clients of remote ones wait for ever where a host is cut off.
 
-    A call that does not end keeps its thread, which is a daemon; later calls fail at once until it does end, as where
-    the host can be reached again.
+    A call that does not end keeps its thread, which is a daemon. Later calls fail at once until it does end, as where
+    the host can be reached again; or they go over another connection, if the store makes one.
     """
 
     def __init__(self, store: Store, timeout_s: float) -> None:
@@ -253,6 +259,9 @@ class Bounded:
 
     def add(self, key: str, amount: int) -> int:
         return self._in_time(f"counting {key}", lambda: self._store.add(key, amount))
+
+    def renew(self) -> bool:
+        return self._store.renew()
 
     def _in_time(self, what: str, call: Callable[[], T]) -> T:
         with self._lock:
@@ -275,7 +284,8 @@ class Bounded:
         if not ended.wait(self._timeout_s):
             with self._lock:
                 if not ended.is_set():
-                    self._stuck[ended] = what
+                    if not self._store.renew():
+                        self._stuck[ended] = what
                     raise RegisterLostError(what, f"no answer within {self._timeout_s:g} s")
         if errors:
             raise errors[0]

@@ -45,7 +45,8 @@ def main(name: str, port: str) -> int:
                         assert one.grad is not None
                         one.sub_(one.grad, alpha=1e-3)
                         one.grad = None
-                if (met := algorithm.last) is not None and met is not before:
+                met = algorithm.last
+                if met is not None and met is not before and not met.applied:
                     weights = b"".join(one.detach().numpy().tobytes() for one in model.parameters())
                     members = [one.name for one in met.members]
                     tell(step=met.step, members=members, digest=hashlib.blake2b(weights).hexdigest()[:16])

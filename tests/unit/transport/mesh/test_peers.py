@@ -251,17 +251,6 @@ def several(rank: int) -> PeerTable:
     return PeerTable(rank, rank_at(rank + 1), [contact], reconnect_s=2.0, now_s=100.0)
 
 
-@pytest.mark.parametrize(("silence_ends", "silent"), [(True, True), (True, False), (False, True)])
-def test_a_silent_peer_may_come_back_unless_silence_ends_it(silence_ends: bool, silent: bool) -> None:
-    contact = Contact(1, "node-1", (location(1, "10.0.0.2"),))
-    peers = PeerTable(0, [location(0, "10.0.0.1")], [contact], reconnect_s=2.0, silence_ends=silence_ends, now_s=100.0)
-    connected(peers, 1, 100.0)
-    peers.down(1, reason="nothing heard", silent=silent, now_s=110.0)
-    gone = [one for one in peers.due(110.0) if isinstance(one, Gone)]
-    assert [one.error.reason for one in gone] == (["nothing heard"] if silence_ends and silent else [])
-    assert any(isinstance(one, Gone) for one in peers.due(112.0)) == (not gone)
-
-
 def asked(actions: list[Action]) -> list[str]:
     return [one.address[0] for one in actions if isinstance(one, Dial)]
 
