@@ -141,6 +141,35 @@ def test_a_view_waits_for_a_register_that_comes_back(
     agree(*members)
 
 
+class Own(Forgetful):
+    """One member's way to the store of all, which may fall silent alone."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        super().__init__()
+        self._values, self._counters, self._lock = store._values, store._counters, store._lock
+
+
+def test_a_member_that_alone_cannot_reach_the_register_gives_its_place_up_and_joins_again(
+    start: Callable[..., Worker],
+) -> None:
+    store = MemoryStore()
+    own = Own(store)
+    stores: dict[str, MemoryStore] = {"a": store, "b": own, "c": store}
+    members = trio(lambda name, _store, **wishes: start(name, stores[name], **wishes), store)
+    own.silent.set()
+    try:
+        members[2].kill()
+        members[0].allow()
+        members[1].allow()
+        until(lambda: works(members[0], "a"))
+        until(lambda: members[0].step == 2)
+    finally:
+        own.silent.clear()
+        own.speaks.set()
+    until(lambda: members[0].allow() or works(members[1], "a", "b"))
+    agree(*members)
+
+
 def test_two_jobs_of_one_name_and_different_secrets_do_not_meet(start: Callable[..., Worker]) -> None:
     store = MemoryStore()
     first = start("a", store)
