@@ -101,7 +101,19 @@ class VolatileGroup:
         self._members_min, self._join_timeout_s = members_min, join_timeout_s
         self._closed = False
         self._joining: Control | None = None
-        self._join(None, join_timeout_s)
+        self._join_first()
+
+    def _join_first(self) -> None:
+        give_up_s = time.monotonic() + self._join_timeout_s
+        while True:
+            try:
+                return self._join(None, give_up_s - time.monotonic())
+            except EvictedError as error:
+                assert self._joining is not None
+                view, learned_in = self._register.view(), self._joining.view
+                if view is None or view.epoch <= learned_in.epoch or time.monotonic() > give_up_s:
+                    raise  # those it learned from are gone, and nobody has gone on
+                _log.info("%s joins anew: %s", self._name, error)
 
     def _join(self, left: View | None, timeout_s: float) -> None:
         """Be a member: one that nobody has met, also where this was in a view that it has `left`."""

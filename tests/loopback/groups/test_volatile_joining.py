@@ -177,6 +177,31 @@ def test_who_applies_a_result_while_the_view_changes_does_not_apply_it_again(
     agree(joiner, *members)
 
 
+def test_a_newcomer_that_is_left_out_while_it_learns_joins_anew(
+    start: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore()
+    members = trio(start, store)
+    learn_state, left = Follower._learn_state, list[Member]()
+
+    def cut_off(follower: Follower, *arguments: Any) -> Any:
+        if not left:
+            control = follower._control
+            left.append(control.member)
+            control.fail(EvictedError("the others go on without it"))
+            control.links.close()
+            until(lambda: control.member not in members[0].group.view.members)
+            return None
+        return learn_state(follower, *arguments)
+
+    monkeypatch.setattr(Follower, "_learn_state", cut_off)
+    joiner = start("d", store)
+    until(lambda: [one.allow() for one in members] and works(members[0], "a", "b", "c", "d"))
+    until(lambda: joiner.group is not None)
+    assert left
+    assert joiner.group.member != left[0]
+
+
 def left_out(worker: Worker) -> None:
     """Its next step finds that the others go on without it."""
     assert worker.group is not None
