@@ -292,6 +292,8 @@ class Control:
         self._carry_out()
         if missed is not None:
             raise missed
+        if self.state.phase is not Phase.FROZEN:
+            self._waits_since_s = None
 
     def _wait_for_register(self, error: RegisterLostError) -> None:
         """Until it is back nobody can decide on the view: an uplink may be down for a while, or the register's host.
@@ -446,7 +448,7 @@ class Control:
         for sender, message in self._early:
             self._heard(sender, message)
         self._early.clear()
-        self._look_s, self._waits_since_s = 0.0, None
+        self._look_s = 0.0
 
     def _look(self) -> None:
         """What the first worker does now and then, and a learner, which nobody need tell of a view.
