@@ -81,8 +81,11 @@ class History:
 
     def add(self, name: str, said: dict[str, Any]) -> None:
         """Take in a line of a member's."""
-        if "state" in said:  # it goes on from there
+        if "state" in said:  # it goes on from there, and whatever it held before is gone
             self._last.pop(name, None)
+            for results in self._results.values():
+                for names in results.values():
+                    names[:] = [one for one in names if one != name]
         if "error" in said:
             self.errors[name] = str(said["error"])
         if "step" not in said:
