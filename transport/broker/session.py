@@ -63,10 +63,6 @@ class BrokerSession:
             copy = sock.dup()
             copies.append((self._session.register(copy, traffic_class="compute", role=role), copy))
 
-    def listens(self) -> bool:
-        """Whether a broker is there to hear of collectives. From any thread."""
-        return self._session.state is SessionState.CONNECTED
-
     def collective_begins(self, now_s: float, collective: Hashable, bytes_by_destination: Mapping[str, int]) -> None:
         """A collective begins that sends so many bytes of payload to each address. From any thread.
 

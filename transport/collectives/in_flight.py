@@ -48,8 +48,6 @@ _log = logging.getLogger("transport.collectives")
 class Announcer(Protocol):
     """Who is told of what a collective will send, and of its end: the session with the broker."""
 
-    def listens(self) -> bool: ...
-
     def collective_begins(self, now_s: float, key: Key, bytes_by_destination: Mapping[str, int]) -> None: ...
 
     def collective_ends(self, now_s: float, key: Key) -> None: ...
@@ -105,14 +103,12 @@ class InFlight:
         Returns:
             What `start` is to get: why the operation fails, where it could not be announced.
         """
-        if priority is Priority.BULK or not self._announcer.listens():
-            return None
         key = (call.context.group, number)
         group = self._groups[call.context.group]
         try:
             problem = self._problem(call, number)
             schedule = schedule_of(problem, self._planner(key[0]).latest(problem).taken.plan)
-            if not self._known_to_fail(key, group.ranks):
+            if priority is not Priority.BULK and not self._known_to_fail(key, group.ranks):
                 sent = self._bytes_by_destination(schedule, group.ranks)
                 self._announcer.collective_begins(time.monotonic(), key, sent)
         except Exception as cause:  # noqa: BLE001 - the operation fails by it, where all others do
