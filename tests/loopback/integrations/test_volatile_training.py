@@ -44,14 +44,11 @@ class Members:
     def steps(self, name: str) -> list[dict[str, Any]]:
         return [one for one in self.lines(name) if "step" in one]
 
-    def meet_as(self, names: list[str]) -> int:
-        """Wait until exactly those meet; at which step."""
-
-        def met() -> list[int]:
-            return [one["step"] for one in self.steps(names[0])[-1:] if one["members"] == names]
-
-        wait_until(met, what=self.said, limit_s=60.0)
-        return met()[-1]
+    def meet_as(self, names: list[str]) -> None:
+        """Wait until exactly those meet."""
+        wait_until(
+            lambda: any(one["members"] == names for one in self.steps(names[0])[-1:]), what=self.said, limit_s=60.0
+        )
 
     def said(self) -> str:
         told = {name: self.lines(name)[-2:] for name in self.processes}

@@ -21,7 +21,7 @@ _log = logging.getLogger("transport.volatile")
 
 
 class JobOverError(EvictedError):
-    """Nobody is left whom a member that was left out could join again."""
+    """A member that was left out cannot join again: the others have left, or the job has begun anew."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Newcomer:
             TimedOutError: nobody has admitted it in time.
             RegisterLostError: the register cannot be reached.
             RegisterForgotError: it holds an older view than the one that was `left`.
-            JobOverError: everybody has left since then.
+            JobOverError: everybody has left since then, or the job has begun anew.
             PeerError: what the register holds is not of this job.
         """
         give_up_s = time.monotonic() + timeout_s
