@@ -14,7 +14,7 @@ pub use self::error_codes::{Code, Violation, code_name};
 pub use self::framing::{HEADER_BYTES_MAX, split_header};
 #[cfg(any(test, feature = "fuzzing"))]
 pub use self::framing::{decode_varint, split_frame};
-pub use self::header::{Header, Key, decode_header};
+pub use self::header::{Header, KIND_COLLECTIVE, KIND_CONTROL, Key, decode_header};
 pub use self::header_writer::encode_header;
 pub use self::stream_readers::{ControlReader, HeaderReader};
 

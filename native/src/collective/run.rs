@@ -16,9 +16,8 @@ use super::schedule::{Extent, Kind, Region, Schedule, Step};
 use super::unacknowledged::COPIED_BYTES_MAX;
 use crate::borrowed_buffers::{Borrowed, Payload, Posted, Span};
 use crate::events::{Event, EventQueue};
-use crate::wire::{Header, Key};
+use crate::wire::{Header, KIND_COLLECTIVE, Key};
 
-const KIND_COLLECTIVE: u8 = 1;
 /// The bucket of a message is its operation's kind above, and the part below so many bits.
 const PART_BITS: u32 = 32;
 /// Above the operation's kind is the codec.

@@ -18,6 +18,7 @@
 //! alone while it copies, so that a buffer is never written once its post has been withdrawn.
 
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use tokio::sync::Notify;
 
@@ -27,13 +28,19 @@ use crate::borrowed_buffers::Destination;
 use crate::events::{Arrived, Event, EventQueue, Failure};
 use crate::runtime::fault_injection::Faults;
 use crate::runtime::locks::locked;
-use crate::wire::{Code, Header};
+use crate::wire::{Code, Header, KIND_COLLECTIVE};
+
+/// After so long a message is announced that waits for its collective here: of two ranks one is always the first, and to
+/// tell Python of it each time takes as long as a small collective.
+pub const COLLECTIVE_LATE: Duration = Duration::from_millis(20);
 
 /// Of an engine.
 pub struct Matcher {
     pub(super) events: Arc<EventQueue>,
     pub(super) faults: Arc<Faults>,
     pub(super) queues: Mutex<Queues>,
+    /// A message has come before its collective.
+    early: Notify,
 }
 
 impl Matcher {
@@ -42,6 +49,24 @@ impl Matcher {
             events,
             faults,
             queues: Mutex::new(Queues::new(store_bytes_max)),
+            early: Notify::new(),
+        }
+    }
+
+    /// Announce what has come before its collective and waits for it longer than usual, for ever.
+    pub async fn announce_late(&self) {
+        loop {
+            self.early.notified().await;
+            tokio::time::sleep(COLLECTIVE_LATE).await;
+            let mut queues = self.lock();
+            for message in std::mem::take(&mut queues.early) {
+                if let Some(message) = message.upgrade()
+                    && matches!(message.lock().place, Place::Stored(_))
+                    && !queues.expects(&message.header)
+                {
+                    self.announce(&message);
+                }
+            }
         }
     }
 
@@ -135,8 +160,11 @@ impl Matcher {
                 {
                     waiting.complete.push_back(message.clone());
                 }
-                if !queues.expects(&message.header) {
+                if message.header.key.kind != KIND_COLLECTIVE {
                     self.announce(message);
+                } else if !queues.expects(&message.header) {
+                    queues.early.push(Arc::downgrade(message));
+                    self.early.notify_one();
                 }
             }
             refused => state.place = refused,

@@ -1,7 +1,7 @@
 //! What waits: posts for messages and messages for posts, by peer and key, found without walking over all of them.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use super::incoming_message::IncomingMessage;
 use crate::borrowed_buffers::Posted;
@@ -74,6 +74,8 @@ pub(super) struct Queues {
     pub(super) floors: HashMap<String, (u64, u64)>,
     /// Operations that run here, by group and number: what the messages of each sender (by tag) say of the call.
     pub(super) expected: HashMap<(String, u64), Vec<(u64, String)>>,
+    /// Messages that came before their collectives asked for them, since that was last looked at.
+    pub(super) early: Vec<Weak<IncomingMessage>>,
     /// Of messages and rules, so that it is known which was first.
     pub(super) numbers: u64,
     /// Why every post fails from now on: the engine has ended.
@@ -88,6 +90,7 @@ impl Queues {
             open: HashMap::new(),
             floors: HashMap::new(),
             expected: HashMap::new(),
+            early: Vec::new(),
             numbers: 0,
             over: None,
         }

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use super::incoming_message::{IncomingMessage, Place};
 use super::queues::PeerQueues;
+use crate::wire::KIND_CONTROL;
 
 /// Of one name; n of them have this part of n of a store, so that 256 hold 20 times what one may, not 256 times.
 const STORES_WHOLE: u64 = 4;
-const KIND_CONTROL: u8 = 0;
 
 impl PeerQueues {
     /// How much one account may have in the store.

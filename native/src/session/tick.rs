@@ -18,6 +18,8 @@ const HELD_UP: Duration = Duration::from_millis(500);
 pub fn begin(engine: &Arc<Engine>) {
     engine.spawn(tick(engine.clone()));
     engine.spawn(flush(engine.context.events.clone()));
+    let announcing = engine.clone();
+    engine.spawn(async move { announcing.context.matcher.announce_late().await });
 }
 
 async fn tick(engine: Arc<Engine>) {

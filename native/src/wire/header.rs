@@ -9,6 +9,10 @@ pub(super) const NAME_BYTES_MAX: usize = 128;
 pub(super) const DIMENSIONS_MAX: usize = 32;
 const CONTRIBUTORS_BYTES_MAX: usize = 1024;
 
+/// Kinds of messages (`docs/reference/wire.md`).
+pub const KIND_CONTROL: u8 = 0;
+pub const KIND_COLLECTIVE: u8 = 1;
+
 /// What a message is matched by, together with the peer that sent it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Key {
