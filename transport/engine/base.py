@@ -190,7 +190,8 @@ class OperationFailed:
 class UnexpectedMessage:
     """A complete message waits that nobody has posted for; `post` takes it. Lets control messages arrive unasked.
 
-    Also told of a collective's message that is refused for its length, before its post fails: it names its call.
+    Of a collective's message an engine that carries out collectives tells only if it still waits a moment later. Also
+    told of one that is refused for its length, before its post fails: it names its call.
     """
 
     peer: str

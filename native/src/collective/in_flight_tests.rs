@@ -103,7 +103,7 @@ impl Scene {
             dtype: dtype.to_owned(),
             call: call.to_owned(),
             key: crate::wire::Key {
-                kind: 1,
+                kind: crate::wire::KIND_COLLECTIVE,
                 group: "g".to_owned(),
                 step: 3,
                 bucket: 1 << 32,

@@ -1,7 +1,8 @@
 //! Who gets which message: posts and arrivals of every peer, matched by key, and the store for what nobody asked for yet.
 //!
 //! The rules are those of `transport/engine/aioquic/matching.py`; what differs is how a peer is held back: a
-//! message that the store has no room for is left unread in the stack, where its stream's window bounds it.
+//! message that the store has no room for is left unread in the stack, where its stream's window bounds it; and what comes
+//! before its collective is announced only if it still waits a moment later.
 //!
 //! - A message takes the oldest post with its key when its header is known, else it is stored.
 //! - A post takes the message with its key that was complete first, else the oldest incomplete one.

@@ -18,8 +18,7 @@ const HELD_UP: Duration = Duration::from_millis(500);
 pub fn begin(engine: &Arc<Engine>) {
     engine.spawn(tick(engine.clone()));
     engine.spawn(flush(engine.context.events.clone()));
-    let announcing = engine.clone();
-    engine.spawn(async move { announcing.context.matcher.announce_late().await });
+    engine.spawn(announce(engine.clone()));
 }
 
 async fn tick(engine: Arc<Engine>) {
@@ -49,6 +48,10 @@ async fn flush(events: Arc<EventQueue>) {
         tokio::time::sleep(TICK).await;
         events.flush();
     }
+}
+
+async fn announce(engine: Arc<Engine>) {
+    engine.context.matcher.announce_late().await;
 }
 
 #[cfg(test)]

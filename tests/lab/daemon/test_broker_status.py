@@ -32,7 +32,7 @@ group = "nogroup"
 """
 A_FIFTH = 4_000_000
 """Storage's share of the receiver's 20 Mbit/s, a tenth of that of the sender's link. A tenth less is promised where a
-little is left free, and more where the link seemed to deliver more for a moment: a reader was held up."""
+little is left free, and more where more was delivered before the hold: the link counts as that for a while."""
 UDP = """
 import pathlib, socket, sys, time
 pathlib.Path("/proc/self/comm").write_text("quicsync")
