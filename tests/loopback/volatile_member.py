@@ -79,7 +79,7 @@ def tell(**values: object) -> None:
 
 
 class Stop:
-    """Stands still at a named point, from SIGUSR1 on.
+    """Stands still at a named point, from SIGUSR1 on and until SIGUSR2.
 
     - `reducing`: before its part of a step leaves. `reduced`: it holds the result, and has not said so.
     - `prepared`: it has said so to all, and heard of none. `committed`: it has committed, and not applied.
@@ -90,6 +90,7 @@ class Stop:
     def __init__(self, point: str, *, armed: bool) -> None:
         self._point, self._armed = point, armed
         signal.signal(signal.SIGUSR1, lambda _number, _frame: self._arm())
+        signal.signal(signal.SIGUSR2, lambda _number, _frame: self._disarm())
         places: Mapping[str, tuple[Any, str, bool]] = {
             "reducing": (Group, "allreduce", True),
             "reduced": (Steps, "_exchange", True),
@@ -129,10 +130,15 @@ class Stop:
     def _arm(self) -> None:
         self._armed = True
 
+    def _disarm(self) -> None:
+        self._armed = False
+
     def _here(self) -> None:
         if self._armed:
             tell(at=self._point)
-            time.sleep(600.0)
+            for _ in range(6000):
+                if self._armed:
+                    time.sleep(0.1)
 
 
 def main(address: str, wishes: Mapping[str, Any]) -> int:
@@ -187,6 +193,8 @@ def main(address: str, wishes: Mapping[str, Any]) -> int:
                 if not met.applied:
                     weights += change
                     tell_step(met.step, [one.name for one in met.members], met.contributed)
+                elif not met.members:
+                    tell(left_out_after=met.step, contributed=met.contributed)
     except HiveError as error:
         tell(error=error.code, text=str(error))
         return 1

@@ -77,6 +77,8 @@ class Control:
         self.group: Group | None = None
         self.failure: HiveError | None = None
         self.decided: Commit | None = None
+        self.left: Left | None = None
+        """The others go on without this member."""
         self.unfit = 0, 0
         """The epoch and step that this member cannot make up a part for."""
         self.members_min = 1
@@ -146,16 +148,20 @@ class Control:
             for one in actions:
                 if isinstance(one, Commit):
                     self.decided = one
-                if isinstance(one, Left) and one.differs is not None:
-                    reason = "is not the one that the others go on with: this machine computes wrong, or they do"
-                    self.fail(PeerError(str(self.member), f"its result of step {one.differs} {reason}"))
-                elif isinstance(one, Left):
-                    why = "steps were committed that it does not hold" if one.behind else "it was out of reach"
-                    self.fail(EvictedError(f"epoch {one.epoch} goes on without {self.member}: {why}"))
+                if isinstance(one, Left):
+                    self._is_left(one)
             self.changed.notify_all()
         if actions:
             self._wake.set()
         return actions
+
+    def _is_left(self, left: Left) -> None:
+        self.left = left
+        if left.differs is not None:
+            reason = "is not the one that the others go on with: this machine computes wrong, or they do"
+            return self.fail(PeerError(str(self.member), f"its result of step {left.differs} {reason}"))
+        why = "steps were committed that it does not hold" if left.behind else "it was out of reach"
+        self.fail(EvictedError(f"epoch {left.epoch} goes on without {self.member}: {why}"))
 
     def _tell(self) -> None:
         if self._report is not None:

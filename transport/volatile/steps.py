@@ -40,10 +40,10 @@ class Committed:
     """A step that all members have applied or are about to apply.
 
     Args:
-        step: its number, from 1.
-        members: whose parts the result has, in rank order.
+        step: its number, from 1. Where this member was left out, the last one of the state that it got.
+        members: whose parts the result has, in rank order; none where this member was left out.
         attempts: how often it was reduced here; more than 1 after a loss, 0 where the result was fetched.
-        contributed: this member's part is among them. Else `make_up` may have it count in the next step.
+        contributed: this member's part is in the result. Else `make_up` may have it count in the next step.
         applied: there is nothing left to apply, and the tensors are as they were: `apply_result` has got the result,
             whose sizes are others than the caller's; or this member was left out, and `set_state` has got its state.
     """
@@ -67,6 +67,8 @@ class Steps:
         self._control, self._follower = control, follower
         self._member = control.member
         self._has_quorum = False
+        self._reduced = 0, 0
+        """The epoch and step of the last reduction that has this part in it, in whole or, after a loss, perhaps."""
 
     def make(
         self,
@@ -87,7 +89,7 @@ class Steps:
             _require_finite(views)
         kept = [bytes(one.data) for one in views]
         part_bytes = sum(map(len, kept))
-        attempts, differed = 0, 0
+        attempts, differed, self._reduced = 0, 0, (0, 0)
         give_up_s = math.inf if within else time.monotonic() + timeout_s  # the others have yet to make theirs
         while True:
             group, view = self.ready(give_up_s, timeout_s, within)
@@ -112,7 +114,7 @@ class Steps:
                     followed.step, followed.members, attempts=0, contributed=False, applied=followed.applied
                 )
                 break
-            attempts += 1
+            attempts, self._reduced = attempts + 1, (view.epoch, step)
             met = Committed(step, members, attempts)
             try:
                 works = [
@@ -151,6 +153,14 @@ class Steps:
             self._follower.keep(met.step, met.members, view, views, late=quorum > 0)
         self._control.hand_over.committed(met.members)
         return met
+
+    def is_in_the_others_result(self) -> bool:
+        """Where they went on without this member: whether they committed the step that it had begun, with its part.
+
+        Only the view after its own can tell: in a later one the step may have been done again.
+        """
+        left, step = self._control.left, self._control.step + 1
+        return left is not None and left.base_step >= step and self._reduced == (left.epoch - 1, step)
 
     def ready(self, give_up_s: float, timeout_s: float, within: View | None = None) -> tuple[Group | None, View]:
         """Wait until a step may begin: the connected workers, or None where this member has to follow them.

@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,32 @@ def test_a_member_that_stood_still_joins_again_by_itself_and_holds_the_same_weig
 
     wait_until(works_again, what=members.said, limit_s=LIMIT_S)
     members.check()
+
+
+@pytest.mark.parametrize(("point", "contributed"), [("reducing", False), ("reduced", True)])
+def test_who_is_left_out_in_a_step_hears_whether_the_others_have_its_part(
+    members: Members, point: str, contributed: bool
+) -> None:
+    for name in "ab":
+        members.start(name)
+    members.start("c", stop=point)
+    members.meet_as("abc")
+    stands = members.processes["c"]
+    stands.send_signal(signal.SIGUSR1)
+    wait_until(lambda: any("at" in one for one in members.lines("c")), what=members.said, limit_s=LIMIT_S)
+    step = members.steps("c")[-1]["step"] + 1
+    time.sleep(0.2)  # what it has sent arrives
+    stands.send_signal(signal.SIGSTOP)
+    wait_until(lambda: members.steps("a")[-1]["members"] == ["a", "b"], what=members.said, limit_s=LIMIT_S)
+    stands.send_signal(signal.SIGCONT)
+    time.sleep(1.0)  # it finds that the others went on, before it could hear their digests and commit the step itself
+    stands.send_signal(signal.SIGUSR2)
+    wait_until(lambda: any("left_out_after" in one for one in members.lines("c")), what=members.said, limit_s=LIMIT_S)
+    said = [
+        one for one in members.lines("c") if "left_out_after" in one or (one.get("step") == step and one["members"])
+    ]
+    assert said[0]["contributed"] == contributed, members.said()
+    assert [("c" in one["members"]) for one in members.steps("a") if one["step"] == step] == [contributed]
 
 
 def test_learners_that_are_killed_or_lose_their_sources_stop_nobody(members: Members) -> None:

@@ -168,11 +168,13 @@ class Left:
     """The view goes on without this member.
 
     Args:
+        base_step: of that view.
         behind: steps were committed that it does not hold.
         differs: the last of them, where it holds a result of it that is not the others'.
     """
 
     epoch: int
+    base_step: int
     behind: bool
     differs: int | None = None
 
@@ -350,7 +352,7 @@ def entered(state: State, view: View) -> tuple[State, list[Action]]:
     if state.me not in view.members or not (known or behind or state.me in view.joining):
         # In a view after the next one the step may have been done again, with other contributors.
         differs = behind and view.base_step in holds and view.epoch == state.view.epoch + 1
-        left = Left(view.epoch, behind=not known, differs=view.base_step if differs else None)
+        left = Left(view.epoch, view.base_step, behind=not known, differs=view.base_step if differs else None)
         return replace(state, phase=Phase.OUT), [left]
     if behind or state.me in view.joining:
         after = State(state.me, view, state.committed, state.digest, Phase.BEHIND, wish=_wish(view))
@@ -366,7 +368,7 @@ def _holds(state: State, step: int, digest: bytes) -> tuple[State, list[Action]]
     """Take over what others have committed; whoever arrives at the view's first step must hold what the view says."""
     view = state.view
     if step == view.base_step and digest != view.digest:
-        return replace(state, phase=Phase.OUT), [Left(view.epoch, behind=True)]
+        return replace(state, phase=Phase.OUT), [Left(view.epoch, view.base_step, behind=True)]
     works = state.me in view.workers and step >= view.base_step
     state = _after(state, step, digest)
     return replace(state, phase=Phase.REDUCING if works else Phase.BEHIND), [Commit(step, digest)]
@@ -416,7 +418,7 @@ def _freeze(state: State, gone: frozenset[Member]) -> tuple[State, list[Action]]
     if state.me in state.view.joining:  # it follows what the workers do
         state = replace(state, lost=state.lost | gone)
         if state.lost >= set(state.view.workers):
-            return replace(state, phase=Phase.OUT), [Left(state.view.epoch, behind=True)]
+            return replace(state, phase=Phase.OUT), [Left(state.view.epoch, state.view.base_step, behind=True)]
         return state, []
     if state.phase is not Phase.FROZEN or gone - state.lost:
         own = next((one for who, one in state.prepared if who == state.me), None)
@@ -442,7 +444,7 @@ def _freeze(state: State, gone: frozenset[Member]) -> tuple[State, list[Action]]
         return state, actions
     step, digest = _decide(stands)
     if step < state.view.base_step:
-        return replace(state, phase=Phase.OUT), [*actions, Left(state.view.epoch, behind=True)]
+        return replace(state, phase=Phase.OUT), [*actions, Left(state.view.epoch, state.view.base_step, behind=True)]
     actions.append(Advance(_successor(state, stands, step, digest)))
     return replace(state, offered=state.lost), actions
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from integrations.volatile import A2CiD2, AsyncDiLoCo, DiLoCo, PartialMean, StreamingDiLoCo
 from integrations.volatile.algorithm import Algorithm
+from transport.volatile.steps import Committed
 
 ELEMS = 12
 
@@ -61,3 +63,26 @@ def test_what_a_hook_of_the_optimiser_does_is_done_in_steps_that_a_member_repeat
     optimizer.register_step_pre_hook(lambda *_: torch.nn.utils.clip_grad_value_([trained], 0.5))
     take(PartialMean([trained], optimizer=optimizer), [2.0] * ELEMS)
     assert trained.tolist() == [0.5] * ELEMS
+
+
+@pytest.mark.parametrize("contributed", [False, True])
+def test_what_a_member_learned_before_it_was_left_out_counts_again_only_where_the_others_do_not_have_it(
+    contributed: bool,
+) -> None:
+    trained = parameter()
+    algorithm = DiLoCo([trained], every=1)
+
+    class LeftOut:
+        """A group that goes on without the member in its step, and lets it in again."""
+
+        def all_reduce(self, _mean: torch.Tensor, **_options: object) -> Committed:
+            algorithm._take_shared_state(
+                {"global": torch.full((ELEMS,), 5.0), "buffer": torch.zeros(ELEMS), "rounds": 9}
+            )
+            return Committed(9, (), attempts=0, contributed=contributed, applied=True)
+
+    algorithm._joined = LeftOut()  # type: ignore[assignment]
+    with torch.no_grad():
+        trained.add_(2.0)
+    algorithm.meet()
+    assert trained.tolist() == [5.0 if contributed else 7.0] * ELEMS

@@ -163,6 +163,21 @@ def _matters(message: tuple[int, Member, Message], states: tuple[State, ...], cr
     return content.epoch > state.view.epoch or commit.received(state, sender, content) != (state, [])
 
 
+def _reduces(state: State) -> bool:
+    """Whether it may have begun to reduce the step after the last one that it has committed, as far as it knows."""
+    chosen = commit.announced(state, state.committed + 1)
+    return state.me in (chosen.members if chosen else state.view.workers) and state.phase is not Phase.BEHIND
+
+
+def _has_part(world: World, state: State) -> bool:
+    """Whether what others have committed as the step after this member's last one has its part."""
+    step, register = state.committed + 1, world.register
+    known = {digest for of, digest in (*world.commits, (register.base_step, register.digest)) if of == step}
+    part = 1 << "abcde".index(state.me.name)
+    found = [result for digest, result in world.results if digest in known]
+    return bool(found) and all(result[2] & part for result in found)
+
+
 def _result(epoch: int, step: int, members: tuple[Member, ...]) -> bytes:
     """Unlike in each view, and for each set of contributors."""
     some = sum(1 << "abcde".index(one.name) for one in members)
@@ -197,8 +212,10 @@ def _after(world: World, place: int, state: State, actions: list[Action]) -> Wor
                 assert state.phase is Phase.BEHIND
             case Advance(view):
                 offers.add((place, view))
-            case Left():
+            case Left(epoch, base_step):
                 assert state.phase is Phase.OUT
+                if epoch == before.view.epoch + 1 and base_step > before.committed and _reduces(before):
+                    assert _has_part(world, before), "the others have a result that this member's part is not in"
             case _:
                 raise AssertionError(f"{state.me} found results that differ")
     under_way -= {one for one in under_way if one[0] == place and not _matters(one, states, world.crashed)}

@@ -75,7 +75,7 @@ def test_a_view_without_this_member_ends_it_and_says_whether_it_is_behind() -> N
     for digest, behind in ((VIEW.digest, False), (b"x" * DIGEST_BYTES, True)):
         after, actions = commit.entered(state, View(2, (B, C), 0, digest))
         assert after.phase is Phase.OUT
-        assert actions == [commit.Left(2, behind=behind)]
+        assert actions == [commit.Left(2, 0, behind=behind)]
 
 
 def test_who_is_sent_away_before_it_has_heard_the_others_results_learns_that_its_own_was_another() -> None:
@@ -83,7 +83,7 @@ def test_who_is_sent_away_before_it_has_heard_the_others_results_learns_that_its
     others = commit.chained(VIEW.digest, b"s" * DIGEST_BYTES)
     for epoch, differs in ((2, 1), (3, None)):  # between two views the step may have been done again, by others
         _, actions = commit.entered(state, View(epoch, (B, C), 1, others))
-        assert actions == [commit.Left(epoch, behind=True, differs=differs)]
+        assert actions == [commit.Left(epoch, 1, behind=True, differs=differs)]
 
 
 def test_who_leaves_is_not_waited_for() -> None:
@@ -145,7 +145,7 @@ def test_the_loss_of_a_learner_interrupts_no_step_and_that_of_all_workers_ends_i
     state, actions = commit.changed(commit.begin(A, view), lost=frozenset({C}), at_boundary=True)
     assert (state.phase, actions) == (Phase.REDUCING, [])
     state, actions = commit.changed(commit.begin_behind(C, view), lost=frozenset({A, B}))
-    assert actions == [commit.Left(1, behind=True)]
+    assert actions == [commit.Left(1, 0, behind=True)]
 
 
 def test_only_the_first_worker_announces_contributors_and_a_second_set_is_the_first() -> None:
