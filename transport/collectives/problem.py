@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from transport.collectives.codecs import Codec, encoded_bytes
 
 SMALL_BYTES = 32 * 1024
-"""Below this a tensor is not cut: cutting it would send more messages, and what they cost is not their bytes."""
+"""Up to this a tensor is not cut: cutting it would send more messages, and what they cost is rarely their bytes."""
 
 
 class Operation(enum.IntEnum):
@@ -85,7 +85,7 @@ class Problem:
 
     @property
     def takes_turns(self) -> bool:
-        """Whether `turn` matters: a small tensor is reduced by one rank."""
+        """Whether `turn` matters: a small tensor is reduced by one rank, where the plan has no weights."""
         return self.operation is Operation.ALLREDUCE and self.counts[0] <= self.small_elems
 
     def of_rank(self, rank: int) -> Problem:
@@ -99,7 +99,7 @@ class Plan:
 
     Args:
         algorithm: a name that `algorithms.registry` knows.
-        weights: each rank's part of the reducing, in rank order; () for equal parts.
+        weights: each rank's part of the reducing, in rank order; () for equal ones, or a small tensor in one piece.
         sites: the site of each rank, in rank order, numbered in order of their first rank; () for one site.
     """
 

@@ -78,6 +78,27 @@ def test_sites_that_all_ranks_name_are_taken_and_one_name_alone_is_not():
     assert agree(rows, Network.uniform(4), number=1).sites == (0, 0, 1, 1)
 
 
+@pytest.mark.parametrize(
+    ("mbit", "nbytes", "weights"),
+    [
+        ((1000,) * 4, 32 * 1024, ()),
+        ((100,) * 4, 32 * 1024, (1, 1, 1, 1)),
+        ((100,) * 4, 1024, ()),
+        ((100, 100, 100, 25), 16 * 1024, (1000, 1000, 1000, 0)),
+    ],
+)
+def test_a_small_tensor_is_cut_where_its_bytes_take_longer_than_more_messages(
+    mbit: tuple[int, ...], nbytes: int, weights: tuple[int, ...]
+) -> None:
+    reports = [link(rate, rtt_us=dict.fromkeys(range(4), 200)) for rate in mbit]
+    table = agree(rows_of(reports, table=Network.uniform(4)), Network.uniform(4), number=1)
+    problem = Problem(operation=Operation.ALLREDUCE, rank=0, size=4, item_bytes=4, counts=(nbytes // 4,), turn=3)
+    plan = choose(problem, table).taken.plan
+    assert plan.weights == weights
+    messages = sum(len(schedule_of(problem.of_rank(rank), plan).sent_bytes) for rank in range(4))
+    assert messages == (12 if weights else 6)
+
+
 def test_a_link_that_was_never_the_slow_one_counts_as_fast_and_ranks_without_round_trips_are_apart():
     reports = [link(mbit, rtt_us={}) for mbit in (100, 0, 25)]
     table = agree(rows_of(reports, table=Network.uniform(3)), Network.uniform(3), number=1)

@@ -6,7 +6,8 @@ share of the tensor. For equal shares that is 2 (n-1)/n M, the same as a ring, i
 contributions are listed before all results: with the links always busy with contributions first, the last result is
 never waited for with an idle link.
 
-Small tensors have one owner, and the ranks take turns: 2 (n-1) messages instead of 2 n (n-1).
+Small tensors have one owner, and the ranks take turns: 2 (n-1) messages instead of 2 n (n-1). A slow link makes more of
+their bytes than of messages: with weights in its plan an all-reduce cuts them, too.
 """
 
 from __future__ import annotations
@@ -157,10 +158,12 @@ def all_reduce_traffic(problem: Problem, plan: Plan) -> Traffic:
     """What `all_reduce` sends: every rank a contribution to each owner, each owner its result to all."""
     owned = _owned_bytes(problem, plan, owner=problem.turn % problem.size)
     by_owner = to_all(problem.size, _sent_bytes(problem, plan, owner=problem.turn % problem.size))
+    is_small = problem.takes_turns
     return Traffic(
         by_owner + by_owner.T,
         latencies=2,
-        messages=2 * (problem.size - 1),
+        messages=(4 if is_small and plan.weights else 2) * (problem.size - 1),
+        halves=is_small and not plan.weights,
         reduced_bytes=problem.size * max(owned),
         coded_bytes=2 * sum(owned) + (problem.size - 1) * max(owned) if problem.codec else 0,
     )
@@ -253,7 +256,8 @@ def pipelined_elems(problem: Problem) -> int:
 
 
 def _owner_weights(problem: Problem, plan: Plan, owner: int) -> Sequence[int]:
-    if problem.counts[0] <= problem.small_elems:
+    is_cut = bool(problem.takes_turns and plan.weights)
+    if problem.counts[0] <= problem.small_elems and not is_cut:
         return [int(rank == owner) for rank in range(problem.size)]
     return plan.weights or [1] * problem.size
 

@@ -6,7 +6,8 @@ it has to carry is through; reductions run beside, and latencies and the handlin
     T = max(sent_i / up_i, received_i / down_i, crossing_s / site_s, processing) + latencies + messages
 
 This is LogGP (Alexandrov et al., 1995) with a gap per byte for each link instead of one. The rates are those that
-traffic reached, so what loss and congestion control take away is in them.
+traffic reached, so what loss and congestion control take away is in them. Nothing overlaps in an all-reduce of a small
+tensor in one piece: there, what a link sends and what it receives are added, of all turns in the mean.
 
 The last acknowledgement is one more latency: until it comes, a sender's tensor is not its caller's again. The direct
 algorithm stays where no other is clearly better, for links and processors are never quite what a table says.
@@ -17,6 +18,8 @@ lists first.
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -162,7 +165,7 @@ def choose(problem: Problem, network: Network, *, forced: str = "") -> Choice:
     candidates = tuple(
         _evaluate(problem, network, plan)
         for name, algorithm in ALGORITHMS[problem.operation].items()
-        if (algorithm.encodes or problem.codec is Codec.NONE) and (plan := _plan(name, network))
+        if (algorithm.encodes or problem.codec is Codec.NONE) and (plan := _plan(name, problem, network))
     )
     taken = min(candidates, key=lambda one: one.predicted_s)
     reason = f"shortest predicted time, bound by {taken.bound}"
@@ -185,12 +188,15 @@ def choose(problem: Problem, network: Network, *, forced: str = "") -> Choice:
     return Choice(taken, candidates, reason, network.number, forced=bool(forced), uncompressed_s=plain)
 
 
-def _plan(name: str, network: Network) -> Plan | None:
+def _plan(name: str, problem: Problem, network: Network) -> Plan | None:
     """An algorithm with its parameters; None where the network gives it none that differ from the direct one's."""
     if name == "weighted":
         rates = [min(pair) for pair in zip(network.up_bits_per_s, network.down_bits_per_s, strict=True)]
         unequal = 100 * min(rates) < (100 - EQUAL_PERCENT) * max(rates)
-        return Plan(name, weights=weights_of(rates)) if unequal and weights_of(rates) else None
+        weights = weights_of(rates) if unequal else ()
+        if problem.takes_turns and network.size > 2:  # the direct algorithm does not cut it
+            weights = weights or (1,) * network.size
+        return Plan(name, weights=weights) if weights else None
     if name == "two_level":
         return Plan(name, sites=network.sites) if _has_sites(network) else None
     return Plan(name)
@@ -207,10 +213,20 @@ def predicted_s(problem: Problem, network: Network, plan: Plan) -> float:
 
 
 def _evaluate(problem: Problem, network: Network, plan: Plan) -> Candidate:
-    traffic = ALGORITHMS[problem.operation][plan.algorithm].traffic(problem, plan)
+    traffic = _traffic(problem, plan)
     busy_s, bound = max(_busy(traffic, network, problem.codec))
     latency_s = _latency_s(traffic, network) + traffic.messages * network.message_s
     return Candidate(plan, busy_s + latency_s, bound if busy_s > latency_s else "latency")
+
+
+def _traffic(problem: Problem, plan: Plan) -> Traffic:
+    """What a plan sends; where the ranks take turns, in the mean."""
+    of_turn = ALGORITHMS[problem.operation][plan.algorithm].traffic
+    first = of_turn(problem, plan)
+    if not first.halves:
+        return first
+    turns = [of_turn(replace(problem, turn=turn), plan).pairs for turn in range(problem.size)]
+    return replace(first, pairs=np.sum(turns, axis=0) // problem.size)
 
 
 def _busy(traffic: Traffic, network: Network, codec: Codec) -> list[tuple[float, str]]:
@@ -218,18 +234,19 @@ def _busy(traffic: Traffic, network: Network, codec: Codec) -> list[tuple[float,
     reducing_s = traffic.reduced_bytes / REDUCE_BYTES_PER_S
     coding_s = traffic.coded_bytes / CODED_BYTES_PER_S[codec] if codec else 0.0
     seconds = [(reducing_s + coding_s, "encoding" if coding_s > reducing_s else "reducing")]
+    both: Callable[[float, float], float] = operator.add if traffic.halves else max
     sent, received = traffic.pairs.sum(axis=1).tolist(), traffic.pairs.sum(axis=0).tolist()
     for rank in range(network.size):
         up_s = 8 * sent[rank] / network.up_bits_per_s[rank]
         down_s = 8 * received[rank] / network.down_bits_per_s[rank]
-        seconds.append((max(up_s, down_s), f"link of rank {rank}"))
+        seconds.append((both(up_s, down_s), f"link of rank {rank}"))
     if _has_sites(network):
         where = np.array(network.sites)
         for site, (up, down) in enumerate(zip(network.site_up_bits_per_s, network.site_down_bits_per_s, strict=True)):
             inside = where == site
             out_s = 8 * int(traffic.pairs[inside][:, ~inside].sum()) / up
             in_s = 8 * int(traffic.pairs[~inside][:, inside].sum()) / down
-            seconds.append((max(out_s, in_s), f"link of site {site}"))
+            seconds.append((both(out_s, in_s), f"link of site {site}"))
     return seconds
 
 
