@@ -433,7 +433,11 @@ class Group:
         return {number: one.sent_bytes + one.shared_sent_bytes for number, one in self._runtime.statistics().items()}
 
     def abort(self, reason: str = "aborted") -> None:
-        """End everything under way in this group with `CancelledError`, here and, as soon as told, on the others."""
+        """End everything under way in this group with `CancelledError`, here and, as soon as told, on the others.
+
+        What has ended well on another member by then stays so, and it waits for this rank in the next collective: call
+        `give_up` where this rank will not come to that.
+        """
         self._runtime.abort_group(self.name, reason)
 
     def give_up(self, reason: str) -> None:
