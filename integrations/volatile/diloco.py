@@ -59,7 +59,7 @@ class DiLoCo(GlobalAlgorithm):
                 self.last, left_out = made_up, made_up.applied
                 if not left_out:
                     self._apply([mean])
-        # As who joins: what is in nobody's result counts in the next meeting.
+        # As who joins: what is in no result that it knows of counts in the next meeting.
         self._receive(0, keep=left_out and not self.last.contributed and not with_all)
         return self.last
 

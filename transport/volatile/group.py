@@ -224,7 +224,7 @@ class VolatileGroup:
                 tensors, op, timeout_s, quorum=quorum, finite=finite, compression=compression, feedback=feedback
             )
         except EvictedError as error:
-            contributed = self._steps.is_in_the_others_result()
+            contributed = self._steps.is_in_their_result()
             self._join_again(error)
             return Committed(self.step, (), attempts=0, contributed=contributed, applied=True)
         assert met is not None

@@ -43,7 +43,8 @@ class Committed:
         step: its number, from 1. Where this member was left out, the last one of the state that it got.
         members: whose parts the result has, in rank order; none where this member was left out.
         attempts: how often it was reduced here; more than 1 after a loss, 0 where the result was fetched.
-        contributed: this member's part is in the result. Else `make_up` may have it count in the next step.
+        contributed: this member's part is in the result. Else `make_up` may have it count in the next step. Where this
+            member was left out, False also if that is not known.
         applied: there is nothing left to apply, and the tensors are as they were: `apply_result` has got the result,
             whose sizes are others than the caller's; or this member was left out, and `set_state` has got its state.
     """
@@ -68,7 +69,7 @@ class Steps:
         self._member = control.member
         self._has_quorum = False
         self._reduced = 0, 0
-        """The epoch and step of the last reduction that has this part in it, in whole or, after a loss, perhaps."""
+        """The epoch and step of the last reduction that `make` has begun; (0, 0) before one."""
 
     def make(
         self,
@@ -154,13 +155,12 @@ class Steps:
         self._control.hand_over.committed(met.members)
         return met
 
-    def is_in_the_others_result(self) -> bool:
-        """Where they went on without this member: whether they committed the step that it had begun, with its part.
-
-        Only the view after its own can tell: in a later one the step may have been done again.
-        """
-        left, step = self._control.left, self._control.step + 1
-        return left is not None and left.base_step >= step and self._reduced == (left.epoch - 1, step)
+    def is_in_their_result(self) -> bool:
+        """Where the others went on without this member: whether they surely have committed the step with its part."""
+        left, (epoch, step) = self._control.left, self._reduced
+        if left is None or not step:
+            return False
+        return self._control.step == step or commit.is_in_their_result(left, epoch, step)
 
     def ready(self, give_up_s: float, timeout_s: float, within: View | None = None) -> tuple[Group | None, View]:
         """Wait until a step may begin: the connected workers, or None where this member has to follow them.

@@ -84,19 +84,26 @@ def test_sites_that_all_ranks_name_are_taken_and_one_name_alone_is_not():
         ((1000,) * 4, 32 * 1024, ()),
         ((100,) * 4, 32 * 1024, (1, 1, 1, 1)),
         ((100,) * 4, 1024, ()),
+        ((1000,) * 8, 32 * 1024, ()),
+        ((100,) * 64, 32 * 1024, (1,) * 64),
         ((100, 100, 100, 25), 16 * 1024, (1000, 1000, 1000, 0)),
     ],
 )
 def test_a_small_tensor_is_cut_where_its_bytes_take_longer_than_more_messages(
     mbit: tuple[int, ...], nbytes: int, weights: tuple[int, ...]
 ) -> None:
-    reports = [link(rate, rtt_us=dict.fromkeys(range(4), 200)) for rate in mbit]
-    table = agree(rows_of(reports, table=Network.uniform(4)), Network.uniform(4), number=1)
-    problem = Problem(operation=Operation.ALLREDUCE, rank=0, size=4, item_bytes=4, counts=(nbytes // 4,), turn=3)
-    plan = choose(problem, table).taken.plan
+    size = len(mbit)
+    reports = [link(rate, rtt_us=dict.fromkeys(range(size), 200)) for rate in mbit]
+    table = agree(rows_of(reports, table=Network.uniform(size)), Network.uniform(size), number=1)
+    problem = Problem(operation=Operation.ALLREDUCE, rank=0, size=size, item_bytes=4, counts=(nbytes // 4,), turn=3)
+    choice = choose(problem, table)
+    plan = choice.taken.plan
     assert plan.weights == weights
-    messages = sum(len(schedule_of(problem.of_rank(rank), plan).sent_bytes) for rank in range(4))
-    assert messages == (12 if weights else 6)
+    if plan.algorithm != "doubling":
+        pairs = sum(len(schedule_of(problem.of_rank(rank), plan).sent_bytes) for rank in range(size))
+        assert pairs == (size * (size - 1) if weights else 2 * (size - 1))
+    direct = next(one for one in choice.candidates if one.plan.algorithm == "direct")
+    assert direct.predicted_s > sum(8 * (size - 1) * nbytes / (rate * MBIT) for rate in mbit) / size, "its owner's link"
 
 
 def test_a_link_that_was_never_the_slow_one_counts_as_fast_and_ranks_without_round_trips_are_apart():

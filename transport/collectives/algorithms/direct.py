@@ -163,7 +163,7 @@ def all_reduce_traffic(problem: Problem, plan: Plan) -> Traffic:
         by_owner + by_owner.T,
         latencies=2,
         messages=(4 if is_small and plan.weights else 2) * (problem.size - 1),
-        halves=is_small and not plan.weights,
+        in_turns=is_small and not plan.weights,
         reduced_bytes=problem.size * max(owned),
         coded_bytes=2 * sum(owned) + (problem.size - 1) * max(owned) if problem.codec else 0,
     )

@@ -23,7 +23,8 @@ class Traffic:
         pairs: bytes from each rank (row) to each other one (column), of shape (size, size).
         latencies: one-way latencies that follow each other, between any two ranks.
         near_latencies: those within a site, beside.
-        halves: what a link receives and what it sends follow each other, instead of going on at the same time.
+        in_turns: one rank reduces all, another one the next time: what a link receives and what it sends follow each
+            other.
         messages: that the busiest rank sends and receives, where one waits for another or for its processor: of
             large tensors those of the first chunk, since later ones overlap with it.
         reduced_bytes: input of the reductions of the busiest rank.
@@ -34,7 +35,7 @@ class Traffic:
     latencies: int
     messages: int
     near_latencies: int = 0
-    halves: bool = False
+    in_turns: bool = False
     reduced_bytes: int = 0
     coded_bytes: int = 0
 

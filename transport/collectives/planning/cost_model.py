@@ -6,8 +6,10 @@ it has to carry is through; reductions run beside, and latencies and the handlin
     T = max(sent_i / up_i, received_i / down_i, crossing_s / site_s, processing) + latencies + messages
 
 This is LogGP (Alexandrov et al., 1995) with a gap per byte for each link instead of one. The rates are those that
-traffic reached, so what loss and congestion control take away is in them. Nothing overlaps in an all-reduce of a small
-tensor in one piece: there, what a link sends and what it receives are added, of all turns in the mean.
+traffic reached, so what loss and congestion control take away is in them.
+
+In an all-reduce of a small tensor in one piece nothing overlaps, and ranks take turns. In the mean of them each link is
+busy with what it sends and then with what it receives, and none is done before its owner's link has carried all of it.
 
 The last acknowledgement is one more latency: until it comes, a sender's tensor is not its caller's again. The direct
 algorithm stays where no other is clearly better, for links and processors are never quite what a table says.
@@ -25,7 +27,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from transport.collectives.algorithms.registry import ALGORITHMS
-from transport.collectives.algorithms.traffic import Traffic
+from transport.collectives.algorithms.traffic import Traffic, to_all
 from transport.collectives.algorithms.weighted import weights_of
 from transport.collectives.codecs import Codec
 from transport.collectives.problem import Operation, Plan, Problem
@@ -213,20 +215,10 @@ def predicted_s(problem: Problem, network: Network, plan: Plan) -> float:
 
 
 def _evaluate(problem: Problem, network: Network, plan: Plan) -> Candidate:
-    traffic = _traffic(problem, plan)
+    traffic = ALGORITHMS[problem.operation][plan.algorithm].traffic(problem, plan)
     busy_s, bound = max(_busy(traffic, network, problem.codec))
     latency_s = _latency_s(traffic, network) + traffic.messages * network.message_s
     return Candidate(plan, busy_s + latency_s, bound if busy_s > latency_s else "latency")
-
-
-def _traffic(problem: Problem, plan: Plan) -> Traffic:
-    """What a plan sends; where the ranks take turns, in the mean."""
-    of_turn = ALGORITHMS[problem.operation][plan.algorithm].traffic
-    first = of_turn(problem, plan)
-    if not first.halves:
-        return first
-    turns = [of_turn(replace(problem, turn=turn), plan).pairs for turn in range(problem.size)]
-    return replace(first, pairs=np.sum(turns, axis=0) // problem.size)
 
 
 def _busy(traffic: Traffic, network: Network, codec: Codec) -> list[tuple[float, str]]:
@@ -234,18 +226,25 @@ def _busy(traffic: Traffic, network: Network, codec: Codec) -> list[tuple[float,
     reducing_s = traffic.reduced_bytes / REDUCE_BYTES_PER_S
     coding_s = traffic.coded_bytes / CODED_BYTES_PER_S[codec] if codec else 0.0
     seconds = [(reducing_s + coding_s, "encoding" if coding_s > reducing_s else "reducing")]
-    both: Callable[[float, float], float] = operator.add if traffic.halves else max
-    sent, received = traffic.pairs.sum(axis=1).tolist(), traffic.pairs.sum(axis=0).tolist()
-    for rank in range(network.size):
+    size, pairs = network.size, traffic.pairs
+    both: Callable[[float, float], float] = max
+    if traffic.in_turns:
+        both, pairs = operator.add, to_all(size, [int(pairs.sum()) // (size * max(size - 1, 1))] * size)
+    one_way_s = 0.0
+    sent, received = pairs.sum(axis=1).tolist(), pairs.sum(axis=0).tolist()
+    for rank in range(size):
         up_s = 8 * sent[rank] / network.up_bits_per_s[rank]
         down_s = 8 * received[rank] / network.down_bits_per_s[rank]
+        one_way_s += max(up_s, down_s)
         seconds.append((both(up_s, down_s), f"link of rank {rank}"))
+    if traffic.in_turns:  # as the owner a link carries size / 2 times its mean, each way
+        seconds.append((one_way_s / 2, "the owner's link"))
     if _has_sites(network):
         where = np.array(network.sites)
         for site, (up, down) in enumerate(zip(network.site_up_bits_per_s, network.site_down_bits_per_s, strict=True)):
             inside = where == site
-            out_s = 8 * int(traffic.pairs[inside][:, ~inside].sum()) / up
-            in_s = 8 * int(traffic.pairs[~inside][:, inside].sum()) / down
+            out_s = 8 * int(pairs[inside][:, ~inside].sum()) / up
+            in_s = 8 * int(pairs[~inside][:, inside].sum()) / down
             seconds.append((both(out_s, in_s), f"link of site {site}"))
     return seconds
 

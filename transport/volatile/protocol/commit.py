@@ -333,6 +333,15 @@ def disconnected(state: State) -> tuple[State, list[Action]]:
     return replace(state, wish=replace(state.wish, mesh=state.view.mesh, joining=frozenset())), []
 
 
+def is_in_their_result(left: Left, epoch: int, step: int) -> bool:
+    """Whether those who went on without this member have committed `step` with its part.
+
+    It began to reduce the step in that epoch, and has not committed it. Only the next view can tell: in a later one the
+    step may have been done again, without this member.
+    """
+    return left.epoch == epoch + 1 and left.base_step >= step
+
+
 def leave(state: State) -> tuple[State, list[Action]]:
     """Go: the others go on without this member, and need not hear of it again."""
     if state.phase is Phase.OUT:

@@ -163,10 +163,11 @@ def _matters(message: tuple[int, Member, Message], states: tuple[State, ...], cr
     return content.epoch > state.view.epoch or commit.received(state, sender, content) != (state, [])
 
 
-def _reduces(state: State) -> bool:
-    """Whether it may have begun to reduce the step after the last one that it has committed, as far as it knows."""
+def _reduces(world: World, state: State) -> bool:
+    """Whether it may have begun to reduce the step after the last one that it has committed."""
     chosen = commit.announced(state, state.committed + 1)
-    return state.me in (chosen.members if chosen else state.view.workers) and state.phase is not Phase.BEHIND
+    whole = () if world.quorum else state.view.workers
+    return state.me in (chosen.members if chosen else whole) and state.phase is not Phase.BEHIND
 
 
 def _has_part(world: World, state: State) -> bool:
@@ -212,9 +213,10 @@ def _after(world: World, place: int, state: State, actions: list[Action]) -> Wor
                 assert state.phase is Phase.BEHIND
             case Advance(view):
                 offers.add((place, view))
-            case Left(epoch, base_step):
+            case Left():
                 assert state.phase is Phase.OUT
-                if epoch == before.view.epoch + 1 and base_step > before.committed and _reduces(before):
+                counted = commit.is_in_their_result(action, before.view.epoch, before.committed + 1)
+                if counted and _reduces(world, before):
                     assert _has_part(world, before), "the others have a result that this member's part is not in"
             case _:
                 raise AssertionError(f"{state.me} found results that differ")

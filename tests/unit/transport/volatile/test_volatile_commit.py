@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import commit_search as search
 import pytest
 
+from transport.volatile.control import Control
 from transport.volatile.protocol import commit
 from transport.volatile.protocol.commit import Commit, Contributors, Differ, Frozen, Phase, Prepared, Send, Wish
 from transport.volatile.protocol.view import DIGEST_BYTES, Member, View
+from transport.volatile.steps import Steps
 
 A, B, C = (Member(name, 1) for name in "abc")
 VIEW = View(1, (A, B, C), 0, bytes(DIGEST_BYTES))
@@ -84,6 +89,26 @@ def test_who_is_sent_away_before_it_has_heard_the_others_results_learns_that_its
     for epoch, differs in ((2, 1), (3, None)):  # between two views the step may have been done again, by others
         _, actions = commit.entered(state, View(epoch, (B, C), 1, others))
         assert actions == [commit.Left(epoch, 1, behind=True, differs=differs)]
+
+
+@pytest.mark.parametrize(
+    ("left", "reduced", "committed", "known"),
+    [
+        (commit.Left(3, 5, behind=True), (2, 5), 4, True),
+        (commit.Left(3, 6, behind=True), (2, 5), 4, True),
+        (commit.Left(3, 4, behind=False), (2, 5), 4, False),
+        (commit.Left(4, 5, behind=True), (2, 5), 4, False),
+        (commit.Left(4, 5, behind=True), (2, 5), 5, True),
+        (commit.Left(3, 5, behind=True), (0, 0), 4, False),
+        (None, (2, 5), 4, False),
+    ],
+)
+def test_a_part_counts_only_where_the_next_view_or_this_member_itself_has_committed_its_step(
+    left: commit.Left | None, reduced: tuple[int, int], committed: int, known: bool
+) -> None:
+    steps = Steps.__new__(Steps)
+    steps._control, steps._reduced = cast(Control, SimpleNamespace(left=left, step=committed)), reduced
+    assert steps.is_in_their_result() is known
 
 
 def test_who_leaves_is_not_waited_for() -> None:
