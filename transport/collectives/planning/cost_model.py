@@ -103,7 +103,8 @@ class Candidate:
     """One way to do a collective.
 
     Args:
-        bound: what takes longest: "link of rank 3", "link of site 0", "reducing", "encoding" or "latency".
+        bound: what takes longest: "link of rank 3", "link of site 0", "the owner's link", "reducing", "encoding" or
+            "latency".
     """
 
     plan: Plan
