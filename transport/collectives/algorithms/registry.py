@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hive_qos.errors import ConfigurationError
 from transport.collectives.algorithms import direct, doubling, exchange, tree, two_level
@@ -72,9 +72,15 @@ ALGORITHMS: Mapping[Operation, Mapping[str, Algorithm]] = {
 NAMES = tuple(dict.fromkeys(name for algorithms in ALGORITHMS.values() for name in algorithms))
 
 
-@functools.lru_cache(maxsize=SCHEDULES_KEPT)
 def schedule_of(problem: Problem, plan: Plan) -> Schedule:
     """The schedule of one rank's part; the same object for the same arguments."""
+    if problem.turn and plan.algorithm != "direct":  # for the others all turns are one
+        problem = replace(problem, turn=0)
+    return _built(problem, plan)
+
+
+@functools.lru_cache(maxsize=SCHEDULES_KEPT)
+def _built(problem: Problem, plan: Plan) -> Schedule:
     if problem.operation not in ALGORITHMS:
         return direct.exchange(problem, plan)
     return ALGORITHMS[problem.operation][plan.algorithm].build(problem, plan)
