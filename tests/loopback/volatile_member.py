@@ -136,9 +136,9 @@ class Stop:
     def _here(self) -> None:
         if self._armed:
             tell(at=self._point)
-            for _ in range(6000):
-                if self._armed:
-                    time.sleep(0.1)
+            until_s = time.monotonic() + 600.0
+            while self._armed and time.monotonic() < until_s:
+                time.sleep(0.1)
 
 
 def main(address: str, wishes: Mapping[str, Any]) -> int:

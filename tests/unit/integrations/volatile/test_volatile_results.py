@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ import torch
 
 from integrations.volatile import A2CiD2, AsyncDiLoCo, DiLoCo, PartialMean, StreamingDiLoCo
 from integrations.volatile.algorithm import Algorithm
+from transport.volatile.group import VolatileGroup
 from transport.volatile.steps import Committed
 
 ELEMS = 12
@@ -81,7 +82,7 @@ def test_what_a_member_learned_before_it_was_left_out_counts_again_only_where_th
             )
             return Committed(9, (), attempts=0, contributed=contributed, applied=True)
 
-    algorithm._joined = LeftOut()  # type: ignore[assignment]
+    algorithm._joined = cast(VolatileGroup, LeftOut())
     with torch.no_grad():
         trained.add_(2.0)
     algorithm.meet()
