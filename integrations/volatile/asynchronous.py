@@ -20,7 +20,6 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -98,6 +97,7 @@ class AsyncDiLoCo(GlobalAlgorithm):
         self._steps = [0] * len(self._fragments)
         self._tokens = [0] * len(self._fragments)
         self._rounds_seen = self._rounds
+        self._published = list(self._global)  # the newest that training has received, or is to receive
         # What both threads use, replaced or changed under the lock.
         self._snapshots: dict[int, _Snapshot] = {}
         self._arrived: dict[int, _Merged] = {}
@@ -200,12 +200,12 @@ class AsyncDiLoCo(GlobalAlgorithm):
             self.last = group.all_reduce(
                 sums, ReduceOp.SUM, quorum=quorum, compression=self.compression, feedback=place
             )
+            with self._lock:
+                if not self.last.applied:
+                    self._apply(sums)
+                self._publish({place: snapshot} if snapshot is not None and self.last.contributed else {})
             if self.last.applied:  # this member was left behind, and has caught up with the merges of others
                 continue
-            with self._lock:
-                self._apply(sums)
-                if snapshot is not None and self.last.contributed:
-                    self._arrived[place] = _Merged(self._global[place], snapshot)
             if self._ending and sums[1][_ENDING] == sums[1][_MEMBERS]:  # who was late may still train
                 return
             steps_per_s = float(sums[1][_RATE] / sums[1][_MEMBERS])
@@ -256,21 +256,20 @@ class AsyncDiLoCo(GlobalAlgorithm):
         with self._lock:
             if weight > 0:
                 self._step(self._global[place] - gradient, gradient)
-                self._has_arrived(place)
             else:
                 self._rounds += 1
-            self._lock.notify_all()
 
-    def _take_shared_state(self, state: Mapping[str, Any]) -> None:
-        super()._take_shared_state(state)
-        with self._lock:
-            for place in range(len(self._fragments)):
-                self._has_arrived(place)
+    def _publish(self, taken: Mapping[int, _Snapshot]) -> None:
+        """Training is to receive the global values that have changed, which have `taken` in them. The lock is held.
 
-    def _has_arrived(self, place: int) -> None:
-        """Training is to receive a fragment's global values, which others have made. The lock is held."""
-        earlier = self._arrived.get(place)
-        self._arrived[place] = _Merged(self._global[place], earlier.taken if earlier else None)
+        It cannot receive them earlier: a member that was left behind hears only at last what of it the others have.
+        """
+        for place, values in enumerate(self._global):
+            if values is not self._published[place]:
+                earlier = self._arrived.get(place)
+                self._arrived[place] = _Merged(values, taken.get(place, earlier.taken if earlier else None))
+        self._published = list(self._global)
+        self._lock.notify_all()
 
     def _steps_per_s(self) -> float:
         times_s = list(self._times_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import Any, cast
 
 import numpy as np
@@ -66,24 +67,55 @@ def test_what_a_hook_of_the_optimiser_does_is_done_in_steps_that_a_member_repeat
     assert trained.tolist() == [0.5] * ELEMS
 
 
+class LeftOut:
+    """A group that goes on without a member in its step, has all values of 5, and lets it in again."""
+
+    def __init__(self, algorithm: Algorithm, *, contributed: bool) -> None:
+        self._algorithm, self._contributed = algorithm, contributed
+
+    def stepped(self, _bytes: int) -> None:
+        pass
+
+    def all_reduce(self, *_arguments: object, **_options: object) -> Committed:
+        state = {"global": torch.full((ELEMS,), 5.0), "buffer": torch.zeros(ELEMS), "rounds": 9}
+        self._algorithm._take_shared_state(state)
+        self.meanwhile()
+        return Committed(9, (), attempts=0, contributed=self._contributed, applied=True)
+
+    def meanwhile(self) -> None:
+        """What happens between the others' state and the word on this member's part."""
+
+
 @pytest.mark.parametrize("contributed", [False, True])
 def test_what_a_member_learned_before_it_was_left_out_counts_again_only_where_the_others_do_not_have_it(
     contributed: bool,
 ) -> None:
     trained = parameter()
     algorithm = DiLoCo([trained], every=1)
-
-    class LeftOut:
-        """A group that goes on without the member in its step, and lets it in again."""
-
-        def all_reduce(self, _mean: torch.Tensor, **_options: object) -> Committed:
-            algorithm._take_shared_state(
-                {"global": torch.full((ELEMS,), 5.0), "buffer": torch.zeros(ELEMS), "rounds": 9}
-            )
-            return Committed(9, (), attempts=0, contributed=contributed, applied=True)
-
-    algorithm._joined = cast(VolatileGroup, LeftOut())
-    with torch.no_grad():
+    algorithm._joined = cast(VolatileGroup, LeftOut(algorithm, contributed=contributed))
+    with algorithm.step(), torch.no_grad():
         trained.add_(2.0)
-    algorithm.meet()
     assert trained.tolist() == [5.0 if contributed else 7.0] * ELEMS
+
+
+@pytest.mark.parametrize("contributed", [False, True])
+def test_a_member_that_trains_on_while_it_is_let_in_again_brings_no_step_twice(contributed: bool) -> None:
+    trained = parameter()
+    algorithm = AsyncDiLoCo([trained], every=1, fragments=1)
+
+    class TrainsOn(LeftOut):
+        """Training makes a step before the merging thread has the others' word, and that thread ends afterwards."""
+
+        def meanwhile(self) -> None:
+            with algorithm.step(), torch.no_grad():
+                trained.add_(10.0)
+            algorithm._closing = True
+
+    group = cast(VolatileGroup, TrainsOn(algorithm, contributed=contributed))
+    algorithm._joined, algorithm._merging = group, Future()
+    with algorithm.step(), torch.no_grad():
+        trained.add_(2.0)
+    algorithm._merge_in_turn(group)
+    algorithm._meet_merges()
+    assert trained.tolist() == [15.0 if contributed else 17.0] * ELEMS
+    assert algorithm._steps == [1 if contributed else 2]
