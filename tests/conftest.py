@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from engine_cases import WITH_NATIVE, asks_for, left_out
 from hypothesis import HealthCheck, settings
-from native_cases import WITH_NATIVE, asks_for_native, left_out
 
 # How long an example takes says nothing on a shared machine; pytest's own limit ends what hangs.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -35,7 +35,7 @@ def _nothing_takes_the_place_of_the_tests() -> Iterator[None]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what asks for the native engine where it is not built: deselected, which is no skip to look into."""
-    left = [] if WITH_NATIVE else [item for item in items if asks_for_native(item)]
+    left = [] if WITH_NATIVE else [item for item in items if asks_for("native", item)]
     if left:
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in left]

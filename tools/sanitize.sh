@@ -41,7 +41,7 @@ engine_tests() { # what is loaded first, then what pytest gets
   shift
   cd "$root"
   # The safe path: whatever lies in the working directory comes after this build.
-  LD_PRELOAD=$preload PYTHONSAFEPATH=1 PYTHONPATH="$built/module:$root" HIVE_TEST_NATIVE=1 PYTHONMALLOC=malloc \
+  LD_PRELOAD=$preload PYTHONSAFEPATH=1 PYTHONPATH="$built/module:$root" HIVE_TEST_ENGINES=all PYTHONMALLOC=malloc \
     "$python" -m pytest -p no:cacheprovider -o "pythonpath=$built/module" -q "$@"
 }
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
-from native_cases import asks_for_native, need
+from engine_cases import asks_for, need
 from shaping_bench import Bench, make_bench
 
 from shaping.classify.cgroup import SocketClassifier
@@ -41,7 +41,7 @@ def end_without_privilege(lack: str | None, *, must_run: bool) -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Where the native engine has to be built and is not, say so rather than what a rank without it says."""
-    if asks_for_native(item):
+    if asks_for("native", item):
         need("native")
 
 

@@ -8,14 +8,10 @@ from pathlib import Path
 
 import pytest
 from broker_support import Running
-from engine_support import NATIVE_ALWAYS
-from native_cases import ALL_NATIVE, WITH_NATIVE, asks_for_native, need
+from engine_cases import ALL, WITH_NATIVE, has_time_for, need
 
-collect_ignore = [
-    path.name
-    for path in Path(__file__).parent.glob("test_engine_native*.py")
-    if not (ALL_NATIVE or (WITH_NATIVE and path.stem in NATIVE_ALWAYS))
-]
+LONG = ("test_engine_native_differential", "test_engine_native_minute")
+"""Minutes each: `make test-engines` has the time."""
 
 
 @pytest.fixture
@@ -29,33 +25,33 @@ def running(tmp_path: Path) -> Iterator[Running]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave what `make test-native` alone runs to it: deselected, which is no skip that somebody has to look into."""
-    left = [item for item in items if _left_to_native_run(item)]
-    if left and not ALL_NATIVE:
+    """Leave what `make test-engines` alone runs to it: deselected, which is no skip that somebody has to look into."""
+    left = [item for item in items if item.path.is_relative_to(Path(__file__).parent) and _is_left_out(item)]
+    if left:
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in left]
 
 
-def _left_to_native_run(item: pytest.Item) -> bool:
-    name = item.path.stem
-    if not item.path.is_relative_to(Path(__file__).parent):  # of another folder that is collected in the same run
-        return False
+def _is_left_out(item: pytest.Item) -> bool:
     if any("empty parameter" in str(mark) for mark in item.iter_markers("skip")):
         return True
-    return (name.startswith("test_engine_native") or asks_for_native(item)) and name not in NATIVE_ALWAYS
+    name = item.path.stem
+    if name.startswith("test_engine_native") and not WITH_NATIVE:
+        return True
+    return not ALL and (name in LONG or not has_time_for(item))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """The transport's tests run over each engine; tests of the engines themselves choose pairs (engine_support)."""
     if "chosen_engine" in metafunc.fixturenames and metafunc.module.__name__.startswith("test_transport_"):
-        metafunc.parametrize("chosen_engine", ["aioquic", "native"] if WITH_NATIVE else ["aioquic"], indirect=True)
+        metafunc.parametrize("chosen_engine", ["native", "aioquic"] if WITH_NATIVE else ["aioquic"], indirect=True)
 
 
 @pytest.fixture(autouse=True)
 def chosen_engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str | None:
     """What `HIVE_ENGINE` says in this test and in the programs that it starts; None where the test does not care."""
     name: str | None = getattr(request, "param", None)
-    if name is None and not ALL_NATIVE:
+    if name is None and not WITH_NATIVE:
         monkeypatch.setenv("HIVE_ENGINE", "aioquic")
     if name is not None:
         need(name)

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import pytest
+from engine_cases import WITH_NATIVE, need
 from engine_relay import Fate, Relay
-from native_cases import WITH_NATIVE, need
 from patience import LIMIT_S
 
 from transport.engine import create_engine
@@ -41,16 +41,9 @@ ENDS = (SendDone, Received, OperationFailed)
 Test = TypeVar("Test", bound=Callable[..., None])
 QUICK = EngineSettings(keep_alive_s=0.2, dead_after_s=1.0, handshake_timeout_s=2.0)
 """Impatient, so that tests of loss are short. Nothing that must live is tested with it: a stall would kill it."""
-NATIVE_ALWAYS = (
-    "test_engine_closing", "test_engine_connections", "test_engine_hostile_floods", "test_engine_hostile_frames",
-    "test_engine_hostile_peers", "test_engine_identity", "test_engine_key_update", "test_engine_messages",
-    "test_engine_native", "test_engine_native_lent", "test_engine_native_process", "test_engine_path",
-    "test_engine_resumption", "test_engine_shared_memory", "test_transport_groups", "test_transport_liars",
-)  # fmt: skip
-"""What of the native engine every run tries: messages, connections, certificates, lending, closing, groups, and what
-hostile peers send. The rest takes minutes."""
-_ALL = [("aioquic", "aioquic"), ("native", "native"), ("aioquic", "native"), ("native", "aioquic")]
-PAIRS = _ALL if WITH_NATIVE else _ALL[:1]
+PAIRS = [("aioquic", "aioquic")]
+if WITH_NATIVE:
+    PAIRS = [("native", "native"), *PAIRS, ("aioquic", "native"), ("native", "aioquic")]
 EACH = PAIRS[:2]
 """For what has one node of ours: the mixed pairs have nothing to add."""
 _pair: tuple[str, str] = PAIRS[0]

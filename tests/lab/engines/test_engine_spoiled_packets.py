@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from engine_cases import ALL
 from moving_ranks import running
 
 from tools.lab import Lab
@@ -17,7 +17,7 @@ SPOILING = Spoiling(doubled=0.02, late=0.02, cut=0.01, flipped=0.01)
 EACH_MIN = 20
 """So many of each kind and way: a path that spoils nothing does not pass for one that does."""
 RANKS = ["a native, b native"]
-if os.environ.get("HIVE_TEST_NATIVE") == "1":
+if ALL:
     RANKS += ["a native, b aioquic", "a aioquic, b native"]
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from engine_cases import ALL
 from moving_ranks import running
 
 from tools.lab import Host, Lab
@@ -82,7 +82,7 @@ MOVES = [
     ("another IPv6 address", "a native, b aioquic"),
     ("another link after a cut", "b native, a native"),
 ]
-if os.environ.get("HIVE_TEST_NATIVE") == "1":  # `make test-native`: all of them, which take 8 s each
+if ALL:  # `make test-engines`: all of them, which take 8 s each
     MOVES += [
         ("another address", "a native, b native"),
         ("another address", "b native, a native"),

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from broker_support import CONFIGURATION, Running
-from engine_support import need
+from engine_cases import need
 from patience import LIMIT_S
 from peers_support import A_HOST, B_HOST, Broker, Cluster, free_port, until
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_support import need
+from engine_cases import need
 from patience import wait_until
 
 from transport import Group, MemoryRendezvous, Settings

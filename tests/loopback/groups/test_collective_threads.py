@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from engine_support import need
+from engine_cases import need
 from patience import LIMIT_S
 
 from hive_qos.errors import CancelledError, ConnectionLostError, HiveError, MisuseError

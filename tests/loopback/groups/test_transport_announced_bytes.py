@@ -25,7 +25,7 @@ AROUND_DATAGRAM_BYTES = 8 + 20 + 14
 SENT_PER_ANNOUNCED = (1.0, 1.1)
 """Frames of 1494 bytes carry 1413 of payload, beside headers of messages and acknowledgements: 1.06. Never less than is
 announced: the broker would take the burst for unfinished until its end is reported."""
-SETTINGS = Settings(listen="127.0.0.1", job_secret=b"secret of the test")
+SETTINGS = Settings(listen="127.0.0.1", shared_memory=False, job_secret=b"secret of the test")
 
 
 class Ranks:

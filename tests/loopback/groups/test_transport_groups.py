@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_support import need
+from engine_cases import need
 from patience import LIMIT_S, most_of, wait_until
 
 from hive_qos.errors import ConfigurationError, ConnectionLostError, MisuseError, PeerError, TimedOutError

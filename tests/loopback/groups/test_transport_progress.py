@@ -13,7 +13,7 @@ from patience import most_of, wait_until
 
 from transport import Group, MemoryRendezvous, Priority, Settings
 
-LOCAL = Settings(listen="127.0.0.1", broker="off", engine="aioquic", job_secret=b"secret of the test")
+LOCAL = Settings(listen="127.0.0.1", broker="off", shared_memory=False, job_secret=b"secret of the test")
 MIB = 2**20
 
 

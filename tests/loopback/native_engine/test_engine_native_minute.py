@@ -1,6 +1,6 @@
 """A thread that keeps the interpreter for a minute: what was under way arrives meanwhile, and nobody takes it for dead.
 
-With the patience that groups have by themselves, thirty times of which this is; `make test-native` alone has the time.
+With the patience that groups have by themselves, thirty times of which this is; `make test-engines` alone has the time.
 """
 
 from __future__ import annotations

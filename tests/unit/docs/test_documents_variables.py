@@ -15,7 +15,7 @@ from transport.settings import SECRET_BYTES_MIN, Settings
 READERS = ("hive_qos", "transport", "broker", "shaping", "integrations")
 BUILD = {"HIVE_NATIVE_BUILD", "HIVE_NATIVE_TARGET"}
 """Read by setup.py."""
-OF_TESTS = {"HIVE_TEST_NATIVE", "HIVE_TEST_PATIENCE", "HIVE_TEST_STATE"}
+OF_TESTS = {"HIVE_TEST_ENGINES", "HIVE_TEST_PATIENCE", "HIVE_TEST_STATE"}
 
 
 def read_by_code() -> set[str]:
