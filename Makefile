@@ -78,15 +78,18 @@ coverage: setup ## Lines that unit and loopback tests reach, in out/coverage; CO
 	@bash tools/coverage.sh $(BIN)/python $(COVERAGE)
 
 ##@ At night
-.PHONY: nightly test-law test-native test-torch fuzz sanitize sanitize-address sanitize-thread sanitize-faults test-pythons test-kernels test-page test-storage test-etcd test-churn test-crowded test-chart test-image test-deb audit
+.PHONY: nightly test-law test-benchmarks test-engines test-torch fuzz sanitize sanitize-address sanitize-thread sanitize-faults test-pythons test-kernels test-page test-storage test-etcd test-churn test-crowded test-chart test-image test-deb audit
 nightly: setup ## All below, a short benchmark, unstable tests, in hours; NIGHTLY="fuzz bench" for less
 	@$(BIN)/python -m tools.nightly $(NIGHTLY)
 
 # Those of the lab in which engines run.
 NATIVE_LAB := $(wildcard tests/lab/engines/test_*.py tests/lab/daemon/test_engine_*.py)
 
-test-native: setup ## Engines, transport and torch over the native engine, and over mixed pairs
-	HIVE_TEST_NATIVE=1 $(BIN)/python -m tools.suite tests/loopback $(NATIVE_LAB)
+test-benchmarks: setup ## The benchmarks on their real parts, and interrupted; as root, in three minutes
+	$(BIN)/python -m pytest -m benchmark tests/loopback tests/lab
+
+test-engines: setup ## Engines and transport over both engines, and over mixed pairs
+	HIVE_TEST_ENGINES=all $(BIN)/python -m tools.suite tests/loopback $(NATIVE_LAB)
 
 test-law: setup ## Every goal of the law on simulated links, for who changes it, in three minutes
 	$(BIN)/python -m pytest -m "law or not law" tests/unit/broker/law

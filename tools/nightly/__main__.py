@@ -23,7 +23,8 @@ MAKE = ("make", "--no-print-directory", "--keep-going")
 
 STEPS: Mapping[str, Sequence[str]] = {
     "law": (*MAKE, "test-law"),
-    "native": (*MAKE, "test-native"),
+    "benchmarks": (*MAKE, "test-benchmarks"),
+    "engines": (*MAKE, "test-engines"),
     "torch": (*MAKE, "test-torch"),
     "fuzz": (*MAKE, "fuzz"),
     "sanitize": (*MAKE, "sanitize"),

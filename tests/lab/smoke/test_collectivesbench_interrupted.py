@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from patience import LIMIT_S, wait_until
 
+pytestmark = pytest.mark.benchmark
+
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 

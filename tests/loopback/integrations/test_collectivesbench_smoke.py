@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
 from tools.collectivesbench import report, training
 from tools.collectivesbench.budget import Budget
 from tools.collectivesbench.contenders import competing
@@ -12,6 +14,8 @@ from tools.collectivesbench.networks import one_host
 from tools.collectivesbench.settings import ALL, KIB, Settings, Sweep
 from tools.collectivesbench.sweep import Run, joined, sweep
 from tools.measure.records import HEAD, Writer
+
+pytestmark = pytest.mark.benchmark
 
 SIZES = (KIB, 256 * KIB)
 SETTINGS = Settings(
