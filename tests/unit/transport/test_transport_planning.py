@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from patience import wait_until
 
@@ -147,6 +147,7 @@ def test_whatever_ranks_say_of_their_links_there_is_a_table_and_a_choice(data, s
     assert schedule_of(problem, choice.taken.plan).rows
 
 
+@settings(max_examples=30)
 @given(data=st.data(), size=st.integers(3, 6), seed=st.integers(0, 2**32))
 def test_all_ranks_use_the_same_table_for_an_operation_however_far_one_is_ahead(data, size, seed):
     """Each rank goes on as fast as it likes; an agreement is over when all have given their row."""

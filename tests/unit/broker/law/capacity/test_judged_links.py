@@ -18,7 +18,7 @@ from broker.policy.toml import load
 
 LONG = {
     "large windows", "small windows", "late probes, twice", "half", "declining", "late hosts", "late probes",
-    "unannounced", "slow 20",
+    "unannounced", "slow 20", "slow 10", "slow, a moment", "short buffer", "third", "rise",
 }  # fmt: skip
 
 

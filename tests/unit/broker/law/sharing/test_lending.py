@@ -128,6 +128,7 @@ def test_a_shorter_window_is_kept_as_well_as_its_bursts_allow() -> None:
     assert law.least_of_any_window(20, from_s=15) >= 0.96
 
 
+@pytest.mark.law
 def test_where_the_bottleneck_is_elsewhere_announcing_beats_priority_alone() -> None:
     plain = policy(storage=20, window_s=60)
 
