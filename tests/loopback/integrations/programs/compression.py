@@ -77,15 +77,22 @@ def learned(rank: int, sent: Sent, group: Any, hook: str = "") -> dict[str, Any]
     return {"loss": total.item() / dist.get_world_size(group), "bytes": of_steps, "digest": digest, "elems": elems}
 
 
-def trained(rank: int, size: int) -> None:
-    """Without compression, with each as a hook, and as an option of the group."""
+def by_hook(rank: int, size: int) -> None:
+    """Without compression, and with each as a hook of DDP."""
     connect("hive")
     sent = Sent()
-    found = {"float32": learned(rank, sent, dist.group.WORLD)}
-    for codec in CODECS:
-        found[codec] = learned(rank, sent, dist.group.WORLD, hook=codec)
-        group = dist.new_group(list(range(size)), pg_options={"compression": codec})
-        found[f"{codec} of the group"] = learned(rank, sent, group)
+    report(found={codec: learned(rank, sent, dist.group.WORLD, hook=codec) for codec in ("", *CODECS)})
+    dist.destroy_process_group()
+
+
+def by_group(rank: int, size: int) -> None:
+    """Without compression, and with each as an option of the group."""
+    connect("hive")
+    sent = Sent()
+    found = {}
+    for codec in ("", *CODECS):
+        group = dist.new_group(list(range(size)), pg_options={"compression": codec} if codec else None)
+        found[codec] = learned(rank, sent, group)
     report(found=found)
     dist.destroy_process_group()
 
@@ -101,7 +108,7 @@ def learned_sharded(rank: int, group: Any) -> dict[str, Any]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     generator = torch.Generator().manual_seed(rank)
     losses = []
-    for _ in range(STEPS):
+    for _ in range(STEPS // 2):
         batch = torch.randn(32, 64, generator=generator)
         loss = (model(batch) - teacher(batch).detach()).square().mean()
         optimizer.zero_grad()

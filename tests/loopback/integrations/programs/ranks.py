@@ -9,6 +9,7 @@ OUTPUT_DIRECTORY/SCENARIO.RANK; exit codes come as JSON on standard output, -9 f
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -23,7 +24,8 @@ import torch
 import torch._dynamo
 import torch.distributed as dist
 
-import transport.engine.aioquic.engine  # noqa: F401 - once here, rather than in every rank
+for _name in ("integrations.torch_backend.process_group", "transport.runtime", "transport.engine.aioquic.engine"):
+    importlib.import_module(_name)  # once here, rather than in every rank
 
 
 def main() -> None:
