@@ -43,7 +43,7 @@ case $what in
     ;;
   test)
     # Tests are a program, which needs Python's symbols; the module gets them from the process that loads it.
-    cargo test --quiet --locked --no-default-features
+    cargo test --quiet --locked --no-default-features --lib
     ;;
   *)
     echo "usage: tools/cargo.sh check|test|able [PYTHON]" >&2

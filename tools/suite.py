@@ -42,6 +42,7 @@ def main(arguments: list[str]) -> int:
     """Run pytest with these arguments, or everything, and once more what may be asked again; the exit code."""
     # A shell that starts us in the background has us ignore Ctrl-C; programs of tests that send it would, too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # tests start hundreds of programs, which would all compile ours
     with tempfile.TemporaryDirectory(prefix="hq-suite-") as folder:
         groups = {"tests": arguments} if arguments else {name: [name] for name in (*REAL_TIME, UNIT)}
         caches = {name: Path(folder, str(number)) for number, name in enumerate(groups)}
