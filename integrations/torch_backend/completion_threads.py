@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import collections
 import functools
+import logging
 import queue
 import threading
 from collections.abc import Callable
-
-import structlog
 
 THREADS_MAX = 512
 """Callbacks that wait at the same time. A model has at most a few hundred buckets, and each waits once."""
@@ -23,7 +22,7 @@ IDLE_S = 10.0
 
 Failed = Callable[[Exception], None]
 
-_log = structlog.get_logger("integrations.torch")
+_log = logging.getLogger("integrations.torch")
 
 
 class CompletionThreads:

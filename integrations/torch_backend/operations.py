@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Self
 
-import structlog
 import torch
 
 import transport
@@ -32,7 +32,7 @@ Places = tuple[int, int | None]
 StartMessage = Callable[[float], transport.Work]
 """Starts a message at the transport, given its timeout in seconds."""
 
-_log = structlog.get_logger("integrations.torch")
+_log = logging.getLogger("integrations.torch")
 _threads = CompletionThreads()
 _DEFAULTS = GroupOptions()
 
@@ -305,7 +305,7 @@ class Operations:
             try:
                 hook()
             except Exception:  # noqa: BLE001 - the hook's mistake; the operation's error is what counts
-                _log.exception("an abort hook failed", group=self.group.name)
+                _log.exception("an abort hook of group %s failed", self.group.name)
 
 
 def _gpus_of(tensors: Tensors) -> tuple[torch.device, ...]:

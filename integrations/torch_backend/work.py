@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 import math
 import os
 import time
@@ -22,7 +23,6 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar
 
-import structlog
 import torch
 import torch.distributed as dist
 
@@ -32,7 +32,7 @@ from integrations.torch_backend.completion_threads import CompletionThreads
 from integrations.torch_backend.errors import as_torch_error
 from transport.work import End, wait_until
 
-_log = structlog.get_logger("integrations.torch")
+_log = logging.getLogger("integrations.torch")
 
 NO_LIMIT = timedelta(0)
 """torch's way to say that a wait has no timeout of its own."""
