@@ -3,7 +3,8 @@
 Each member has an optimiser and data of its own. After `every` steps the members average their parameters. The change
 of that average is the gradient of an outer optimiser, SGD with Nesterov momentum, which all of them carry out alike.
 A member that is lost, comes or goes between two meetings changes only how many are averaged. One whose part came too
-late has it count in the next meeting, and then goes on from the others' parameters, as everybody does.
+late has it count in the next meeting, and then goes on from the others' parameters, as everybody does. A part that does
+not count there either stays in the model, and counts later.
 """
 
 from __future__ import annotations
@@ -49,18 +50,17 @@ class DiLoCo(GlobalAlgorithm):
         own = fragment.read() + (began - fragment.rounded(began))
         mean = own.clone()
         self.last = self._group.all_reduce(mean, quorum=self._quorum(with_all=with_all))
-        left_out = self.last.applied
-        if not left_out:
+        if not self.last.applied:
             self._apply([mean])
         if not self.last.contributed and self.quorum:
             mean = self._global[0] + (own - began)  # what it has learned, from where the others are now
             made_up = self._group.make_up(mean, quorum=self.quorum)
             if made_up is not None:
-                self.last, left_out = made_up, made_up.applied
-                if not left_out:
+                self.last = made_up
+                if not made_up.applied:
                     self._apply([mean])
-        # As who joins: what is in no result that it knows of counts in the next meeting.
-        self._receive(0, keep=left_out and not self.last.contributed and not with_all)
+        # What is in no result stays in its model, as the paper's dropped workers go on from their own parameters.
+        self._receive(0, keep=not self.last.contributed and not with_all)
         return self.last
 
     def _apply(self, result: Sequence[torch.Tensor]) -> None:

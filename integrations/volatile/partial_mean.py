@@ -57,7 +57,7 @@ class PartialMean(Algorithm):
                 raise
             if made_up is not None:
                 self._make_due_step()
-                self.last, self._due = made_up, own
+                self.last, self._due = made_up, None if made_up.applied else own
         due, self._due = self._due, None
         if due is None:  # this member was left out, and holds the others' state: the optimizer finds nothing to do
             self._all.clear_gradients()

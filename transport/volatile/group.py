@@ -224,9 +224,7 @@ class VolatileGroup:
                 tensors, op, timeout_s, quorum=quorum, finite=finite, compression=compression, feedback=feedback
             )
         except EvictedError as error:
-            contributed = self._steps.is_in_their_result()
-            self._join_again(error)
-            return Committed(self.step, (), attempts=0, contributed=contributed, applied=True)
+            return self._left_out(error)
         assert met is not None
         return met
 
@@ -247,8 +245,8 @@ class VolatileGroup:
         to twice as long as they do counts in every other step. Where it went on at once it would be late in each.
 
         Returns:
-            As `all_reduce`. None where nothing was done: the view changes before that, as where this member was left
-            out; it only follows; or the next step has no quorum, or parts of another size.
+            As `all_reduce`. None where nothing was done, and the part does not count: the view changes before that;
+            this member only follows; or the next step has no quorum, or parts of another size.
 
         Raises: as `all_reduce`, which has the arguments. `timeout_s` is of the reduction, not of the waiting.
         """
@@ -266,8 +264,13 @@ class VolatileGroup:
                 within=self.view,
             )
         except EvictedError as error:
-            self._join_again(error)
-            return None
+            return self._left_out(error)
+
+    def _left_out(self, reason: EvictedError) -> Committed:
+        """Join again; what then counts as the step that this member was left out of."""
+        contributed = self._steps.is_in_their_result()
+        self._join_again(reason)
+        return Committed(self.step, (), attempts=0, contributed=contributed, applied=True)
 
     def aside(self, run: Callable[[Group, View], T], *, timeout_s: float = 300.0) -> T | None:
         """Run something on the group of the present view's workers, apart from steps: exchanges between single members.

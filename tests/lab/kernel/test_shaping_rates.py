@@ -69,7 +69,7 @@ def test_what_is_not_held_goes_beyond_a_low_root_and_is_taken_off_what_others_ma
 
     def sent_mbit_per_s(*, with_people: bool) -> tuple[float, float]:
         before, started_s = shaper.counters(INTERFACE).classes, time.monotonic()
-        while time.monotonic() < started_s + 1.5:
+        while time.monotonic() < started_s + 1.0:
             for sock in (storage, people) if with_people else (storage,):
                 with contextlib.suppress(BlockingIOError):
                     sock.sendto(bytes(PAYLOAD_BYTES), socket.MSG_DONTWAIT, sink.getsockname())
@@ -81,11 +81,11 @@ def test_what_is_not_held_goes_beyond_a_low_root_and_is_taken_off_what_others_ma
     with bench.sink(socket.AF_INET) as sink, bench.socket(socket.AF_INET) as storage:
         mark_socket(storage, minor=MARK_MINOR["storage"], dscp=1)
         with bench.socket(socket.AF_INET) as people:
-            alone, _ = sent_mbit_per_s(with_people=False)
-            assert 6 <= alone <= 9
-            beside, elsewhere = sent_mbit_per_s(with_people=True)
-    assert 1.5 <= beside <= 3.5
-    assert 18 <= elsewhere <= 34
+            most_of(lambda: sent_mbit_per_s(with_people=False), lambda found: 6 <= found[0] <= 9)
+            most_of(
+                lambda: sent_mbit_per_s(with_people=True),
+                lambda found: 1.5 <= found[0] <= 3.5 and 18 <= found[1] <= 34,
+            )
 
 
 def test_a_killed_shapers_backlog_is_adopted_without_losing_a_packet(bench: Bench, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ class LeftOut:
     def stepped(self, _bytes: int) -> None:
         pass
 
-    def all_reduce(self, *_arguments: object, **_options: object) -> Committed:
+    def all_reduce(self, *_tensors: torch.Tensor, **_options: object) -> Committed:
         state = {"global": torch.full((ELEMS,), 5.0), "buffer": torch.zeros(ELEMS), "rounds": 9}
         self._algorithm._take_shared_state(state)
         self.meanwhile()
@@ -96,6 +96,28 @@ def test_what_a_member_learned_before_it_was_left_out_counts_again_only_where_th
     with algorithm.step(), torch.no_grad():
         trained.add_(2.0)
     assert trained.tolist() == [5.0 if contributed else 7.0] * ELEMS
+
+
+@pytest.mark.parametrize(("made_up", "learned"), [(None, 2.0), ("left out", 2.0), ("left out, but counted", 0.0)])
+def test_what_a_late_member_learned_stays_in_its_model_until_it_counts(made_up: str | None, learned: float) -> None:
+    trained = parameter()
+    algorithm = DiLoCo([trained], every=1, outer_rate=1.0, outer_momentum=0.0, quorum=2)
+
+    class Late(LeftOut):
+        """A group whose members have averaged values of 5 without this one, which may be left out as it makes up."""
+
+        def all_reduce(self, *tensors: torch.Tensor, **_options: object) -> Committed:
+            tensors[0].fill_(5.0)
+            return Committed(1, (), attempts=0, contributed=False)
+
+        def make_up(self, *tensors: torch.Tensor, **options: object) -> Committed | None:
+            assert tensors[0].tolist() == [7.0] * ELEMS
+            return None if made_up is None else super().all_reduce(*tensors, **options)
+
+    algorithm._joined = cast(VolatileGroup, Late(algorithm, contributed=made_up == "left out, but counted"))
+    with algorithm.step(), torch.no_grad():
+        trained.add_(2.0)
+    assert trained.tolist() == [5.0 + learned] * ELEMS
 
 
 @pytest.mark.parametrize("contributed", [False, True])
