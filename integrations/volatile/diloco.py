@@ -21,7 +21,7 @@ class DiLoCo(GlobalAlgorithm):
     """All parameters at once, while everybody waits.
 
     Args:
-        parameters: of the model; after each meeting they hold the global ones.
+        parameters: of the model; after a meeting that this member counted in they hold the global ones.
         every: inner steps between two meetings.
         outer_rate, outer_momentum: the paper's are 0.7 and 0.9.
         quorum: with so many parts, and more than half of all, a meeting does not wait for a late one; 0 waits for all.

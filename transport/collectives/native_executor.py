@@ -49,7 +49,6 @@ class NativeExecutor(Executor):
                 for index, rank in enumerate(self.ranks)
             ],
             rank=context.rank,
-            mutual=self.call.operation.is_mutual,
             priority=self._priority,
             order=self._order,
             missing=self.call.partial.missing if self.call.partial else (0, 0),

@@ -27,14 +27,6 @@ class Operation(enum.IntEnum):
     ALL_TO_ALL = 8
     BARRIER = 9
 
-    @property
-    def is_mutual(self) -> bool:
-        """Whether nobody can end it before everybody has begun it."""
-        return self in _MUTUAL
-
-
-_MUTUAL = frozenset((Operation.ALLREDUCE, Operation.ALL_GATHER, Operation.REDUCE_SCATTER, Operation.BARRIER))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:

@@ -261,8 +261,6 @@ class Collective:
         job, group, step, operation: what messages say; the upper half of their bucket is `operation`.
         members: by rank of the group.
         rank: the own rank in the group.
-        mutual: nobody ends it before everybody has begun it. Then what is small is sent from a copy, and its step does
-            not wait for an acknowledgement.
         order: of the collective among all of this rank; earlier ones send first.
         missing: addresses in the buffers, first and behind the last, that no step may touch yet.
     """
@@ -278,7 +276,6 @@ class Collective:
     operation: int
     members: Sequence[Member]
     rank: int
-    mutual: bool
     priority: Priority
     order: int
     missing: tuple[int, int] = (0, 0)

@@ -47,7 +47,6 @@ class NativeCollectives(Collectives):
                 operation=collective.operation,
                 members=[(one.rank, one.name, one.says, one.hears) for one in collective.members],
                 rank=collective.rank,
-                mutual=collective.mutual,
                 level=level_of(collective.priority),
                 bulk=collective.priority is Priority.BULK,
                 order=collective.order,

@@ -8,7 +8,7 @@
 //! step that fails. A lost connection fails nothing: what it carried is sent again over the next one, and what was to come
 //! over it is waited for again. Any other failure is told, and Python ends the collective, now or after a while.
 //!
-//! What every rank waits for, such as an all-reduce, does not wait for acknowledgements of small messages (`unacknowledged`).
+//! Small messages count as sent before they are acknowledged (`unacknowledged`).
 //!
 //! Python is told the end of a collective by the last that holds its memory (`Run`).
 
@@ -296,7 +296,7 @@ impl InFlight {
             };
             self.loads.entry(connection).or_default().sent(sending.bytes);
             let operation = self.next_operation;
-            let message = self.message(operation, &sending);
+            let message = self.message(way, operation, &sending);
             let sent = Sent {
                 way,
                 sending,
@@ -329,7 +329,7 @@ impl InFlight {
         Some(self.engine.session(connection)?.measure.read().rtt_min)
     }
 
-    fn message(&mut self, operation: u64, sending: &Sending) -> Result<Message, Failure> {
+    fn message(&mut self, way: Way, operation: u64, sending: &Sending) -> Result<Message, Failure> {
         if let Some(again) = self.unacknowledged.again(sending, operation) {
             return Ok(again);
         }
@@ -341,7 +341,7 @@ impl InFlight {
             reason: "the message's header is outside its bounds".to_owned(),
             code: 0,
         })?;
-        let copied = run.copies(step);
+        let copied = run.copies(step) && self.unacknowledged.has_room(way);
         let message = Message {
             operation,
             header: Bytes::from(header),
@@ -350,7 +350,7 @@ impl InFlight {
             deadline: None,
         };
         if copied {
-            self.unacknowledged.keep(sending, &message);
+            self.unacknowledged.keep(way, sending, &message);
             self.handed_over.push_back((sending.collective, sending.step));
         }
         Ok(message)

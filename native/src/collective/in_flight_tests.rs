@@ -13,7 +13,7 @@ use crate::borrowed_buffers::Borrowed;
 use crate::collective::kernels::{Dtype, Kernel, ReduceOp};
 use crate::collective::run::{Call, Peer};
 use crate::collective::schedule::tests::{Row, SCRATCH, encoded};
-use crate::collective::unacknowledged::COPIED_BYTES_MAX;
+use crate::collective::unacknowledged::{COPIED_BYTES_MAX, KEPT_BYTES_MAX};
 use crate::matching::incoming_message::Next;
 use crate::matching::matcher::COLLECTIVE_LATE;
 use crate::runtime::thread::Thread;
@@ -29,6 +29,8 @@ const ROWS: [Row; 3] = [
     (4, 0, 0, 0, &[(0, 8, 16), (0, 0, 8)], &[1]),
 ];
 const SEND: Row = (1, 0, 1, 0, &[(0, 0, 8)], &[]);
+const LARGE: u64 = COPIED_BYTES_MAX as u64 + 8;
+const SEND_LARGE: Row = (1, 0, 1, 0, &[(0, 0, LARGE)], &[]);
 
 struct Scene {
     engine: Arc<Engine>,
@@ -56,16 +58,21 @@ impl Scene {
         }
     }
 
-    fn start(&self, rows: &[Row]) {
-        self.start_as(7, 4, false, rows);
+    /// Lend so many bytes from now on.
+    fn resize(&self, bytes: u64) {
+        Python::attach(|py| self.lent.bind(py).resize(usize::try_from(bytes).unwrap())).expect("it is lent no more");
     }
 
-    fn start_as(&self, number: u64, level: usize, mutual: bool, rows: &[Row]) {
-        self.start_without(0..0, number, level, mutual, rows);
+    fn start(&self, rows: &[Row]) {
+        self.start_as(7, 4, rows);
+    }
+
+    fn start_as(&self, number: u64, level: usize, rows: &[Row]) {
+        self.start_without(0..0, number, level, rows);
     }
 
     /// `missing`: bytes of what is lent that are not there yet.
-    fn start_without(&self, missing: Range<usize>, number: u64, level: usize, mutual: bool, rows: &[Row]) {
+    fn start_without(&self, missing: Range<usize>, number: u64, level: usize, rows: &[Row]) {
         let first = self.first_address();
         let peer = |rank: u32| Peer {
             rank,
@@ -84,7 +91,6 @@ impl Scene {
             kernel: Kernel::of(Dtype::U64, ReduceOp::Sum),
             peers: vec![peer(0), peer(1)],
             rank: 0,
-            mutual,
             level,
             bulk: false,
             order: 0,
@@ -157,7 +163,7 @@ impl Scene {
         });
         let ends: Vec<(bool, u64)> = ends.collect(); // which lets go of what was lent
         assert_eq!(ends.len(), 1);
-        Python::attach(|py| self.lent.bind(py).resize(16)).expect("it is lent no more");
+        self.resize(16);
         assert_eq!(self.collectives.progress(7), None);
         ends[0]
     }
@@ -198,8 +204,8 @@ fn what_is_to_be_computed_for_an_urgent_collective_goes_before_what_was_there_ea
     let copy: Row = (4, 0, 0, 0, &[(0, 8, 16), (0, 0, 8)], &[]);
     let (go_on, held_up) = std::sync::mpsc::channel::<()>();
     scene.engine.spawn(async move { held_up.recv().unwrap() }); // until both have been asked for
-    scene.start_as(7, 4, false, &[copy]);
-    scene.start_as(8, 2, false, &[copy]);
+    scene.start_as(7, 4, &[copy]);
+    scene.start_as(8, 2, &[copy]);
     go_on.send(()).unwrap();
     scene.until(|event| matches!(event, Event::CollectiveEnded { collective: 7, .. }));
     let ended = scene.seen.iter().filter_map(|event| match event {
@@ -263,7 +269,8 @@ fn one_that_is_stopped_ends_when_nothing_waits_for_the_network() {
 #[test]
 fn a_lost_connection_fails_nothing_and_the_next_one_is_used() {
     let mut scene = Scene::new();
-    scene.start(&[SEND]);
+    scene.resize(LARGE);
+    scene.start(&[SEND_LARGE]);
     for connection in [NOBODY, NOBODY + 1] {
         scene.collectives.route(1, false, vec![connection]); // which has ended, as the engine says
         thread::sleep(Duration::from_millis(20));
@@ -286,10 +293,10 @@ fn a_lost_connection_fails_nothing_and_the_next_one_is_used() {
 }
 
 #[test]
-fn what_is_small_of_a_mutual_collective_ends_with_a_copy_that_is_kept_until_the_peer_has_it() {
+fn what_is_small_ends_with_a_copy_that_is_kept_until_the_peer_has_it() {
     let mut scene = Scene::new();
     assert!(scene.collectives.drain(PATIENCE), "nothing was sent");
-    scene.start_as(7, 4, true, &[SEND]);
+    scene.start_as(7, 4, &[SEND]);
     scene.waits(); // there is no connection to hand it over to
     scene.collectives.route(1, false, vec![NOBODY]); // which has ended, as the engine says
     assert_eq!(scene.end(), (true, 8));
@@ -300,19 +307,39 @@ fn what_is_small_of_a_mutual_collective_ends_with_a_copy_that_is_kept_until_the_
 }
 
 #[test]
-fn a_large_message_and_one_that_nobody_answers_wait_for_their_acknowledgement() {
-    let large = u64::try_from(COPIED_BYTES_MAX).unwrap() + 8;
-    for (mutual, bytes) in [(true, large), (false, 8)] {
-        let mut scene = Scene::new();
-        Python::attach(|py| scene.lent.bind(py).resize(large as usize)).unwrap();
-        scene.start_as(7, 4, mutual, &[(1, 0, 1, 0, &[(0, 0, bytes)], &[])]);
-        scene.collectives.route(1, false, vec![NOBODY]);
-        thread::sleep(Duration::from_millis(20));
-        assert_eq!(scene.collectives.progress(7), Some((0, vec![1])));
-        assert!(scene.collectives.drain(PATIENCE), "nothing counts as sent");
-        scene.collectives.stop(7);
-        assert_eq!(scene.end(), (false, 0));
+fn a_large_message_waits_for_its_acknowledgement() {
+    let mut scene = Scene::new();
+    scene.resize(LARGE);
+    scene.start(&[SEND_LARGE]);
+    scene.collectives.route(1, false, vec![NOBODY]);
+    thread::sleep(Duration::from_millis(20));
+    assert_eq!(scene.collectives.progress(7), Some((0, vec![1])));
+    assert!(scene.collectives.drain(PATIENCE), "nothing counts as sent");
+    scene.collectives.stop(7);
+    assert_eq!(scene.end(), (false, 0));
+}
+
+#[test]
+fn of_what_a_rank_has_not_acknowledged_only_so_much_counts_as_sent() {
+    const WHOLE: Row = (1, 0, 1, 0, &[(0, 0, COPIED_BYTES_MAX as u64)], &[]);
+    let mut scene = Scene::new();
+    scene.resize(COPIED_BYTES_MAX as u64);
+    for number in 8..8 + (KEPT_BYTES_MAX / COPIED_BYTES_MAX) as u64 {
+        scene.start_as(number, 4, &[WHOLE]);
+        scene.collectives.route(1, false, vec![NOBODY + number]);
+        scene.until(
+            |event| matches!(event, Event::CollectiveEnded { collective, complete: true, .. } if *collective == number),
+        );
     }
+    scene.seen.clear();
+    scene.start(&[WHOLE]);
+    scene.collectives.route(1, false, vec![NOBODY]);
+    thread::sleep(Duration::from_millis(20));
+    assert_eq!(scene.collectives.progress(7), Some((0, vec![1])));
+    scene.collectives.gone(1);
+    assert!(scene.collectives.drain(PATIENCE));
+    scene.collectives.stop(7);
+    assert_eq!(scene.end(), (false, 0));
 }
 
 #[test]
@@ -358,7 +385,6 @@ fn what_runs_when_the_engine_closes_ends_and_what_comes_later_is_refused() {
             kernel: None,
             peers: Vec::new(),
             rank: 0,
-            mutual: false,
             level: 4,
             bulk: false,
             order: 0,
@@ -383,7 +409,7 @@ fn a_step_that_touches_what_is_missing_waits_for_it_and_others_do_not() {
         (4, 0, 0, 0, &[(0, 0, 8), (SCRATCH, 0, 8)], &[0, 1]),
     ];
     let mut scene = Scene::new();
-    scene.start_without(8..16, 7, 4, false, &copies);
+    scene.start_without(8..16, 7, 4, &copies);
     let first = scene.first_address();
     scene.collectives.read_on(7, first + 12); // of the second value half is missing
     while scene.content() != values([0, 0]) {
@@ -402,7 +428,7 @@ fn a_step_that_touches_what_is_missing_waits_for_it_and_others_do_not() {
 #[test]
 fn one_whose_input_never_comes_ends_when_it_is_stopped() {
     let mut scene = Scene::new();
-    scene.start_without(0..16, 7, 4, false, &[SEND]);
+    scene.start_without(0..16, 7, 4, &[SEND]);
     scene.collectives.route(1, false, vec![NOBODY]);
     thread::sleep(Duration::from_millis(20));
     assert_eq!(

@@ -52,8 +52,6 @@ pub struct Call {
     /// By rank of the group.
     pub peers: Vec<Peer>,
     pub rank: u32,
-    /// Every rank waits for a message of every other one: who has ended it knows that all have begun it.
-    pub mutual: bool,
     pub level: usize,
     pub bulk: bool,
     /// Of all collectives of this rank; earlier ones send first.
@@ -213,9 +211,9 @@ impl Run {
         self.span(step).map(Payload::of)
     }
 
-    /// Whether a copy of what a step sends is enough to end the step.
+    /// Whether what a step sends is so small that a copy of it may end the step.
     pub fn copies(&self, step: &Step) -> bool {
-        self.call.mutual && self.schedule.regions(step)[0].len() <= COPIED_BYTES_MAX
+        self.schedule.regions(step)[0].len() <= COPIED_BYTES_MAX
     }
 
     /// A copy of what a step sends; None where that is nothing.

@@ -1,7 +1,8 @@
 //! Small messages that count as sent when the connection has them: a copy is kept until the peer has acknowledged it.
 //!
-//! To wait for the acknowledgement costs a small collective as much time again as the message itself. A large one is sent
-//! from the caller's memory, which is lent until then, and its last acknowledgement takes a small part of its time.
+//! To wait for the acknowledgement costs a small collective as much time again as the message itself, and who only sends,
+//! as the root of a broadcast, could not begin the next one for a round trip. A large one is sent from the caller's
+//! memory, which is lent until then, and its last acknowledgement takes a small part of its time.
 //! The copy is what is sent again when the connection is lost, perhaps after the collective has ended.
 
 use std::collections::HashMap;
@@ -10,33 +11,51 @@ use std::sync::mpsc::Sender;
 
 use bytes::Bytes;
 
+use super::commands::Way;
 use super::send_queue::Sending;
 use crate::borrowed_buffers::Payload;
 use crate::session::transmit::Message;
 
-/// A copy takes 3 us and a wake-up 20. How many there are is bounded by what may be under way to a peer (`SendQueue`).
+/// A copy takes 3 us and a wake-up 20.
 pub const COPIED_BYTES_MAX: usize = 32 << 10;
+/// To one rank, with headers: as far as collectives that have ended may be ahead of the network. At 1 Mbit/s it takes as
+/// long as a rank that leaves waits for acknowledgements (`transport/runtime.py`).
+pub const KEPT_BYTES_MAX: usize = 256 << 10;
 
 struct Kept {
+    way: Way,
     header: Bytes,
     payload: Option<Arc<Payload>>,
     level: usize,
 }
 
-/// By collective and step.
+impl Kept {
+    fn bytes(&self) -> usize {
+        self.header.len() + self.payload.as_ref().map_or(0, |payload| payload.len())
+    }
+}
+
 #[derive(Default)]
 pub struct Unacknowledged {
+    /// By collective and step.
     kept: HashMap<(u64, u32), Kept>,
+    bytes: HashMap<Way, usize>,
     drained: Vec<Sender<()>>,
 }
 
 impl Unacknowledged {
-    pub fn keep(&mut self, sending: &Sending, message: &Message) {
+    pub fn has_room(&self, way: Way) -> bool {
+        self.bytes.get(&way).is_none_or(|bytes| *bytes < KEPT_BYTES_MAX)
+    }
+
+    pub fn keep(&mut self, way: Way, sending: &Sending, message: &Message) {
         let kept = Kept {
+            way,
             header: message.header.clone(),
             payload: message.payload.clone(),
             level: message.level,
         };
+        *self.bytes.entry(way).or_default() += kept.bytes();
         self.kept.insert((sending.collective, sending.step), kept);
     }
 
@@ -58,9 +77,14 @@ impl Unacknowledged {
 
     /// The peer has it, or never will. Whether it was kept.
     pub fn settled(&mut self, collective: u64, step: u32) -> bool {
-        let kept = self.kept.remove(&(collective, step)).is_some();
+        let kept = self.kept.remove(&(collective, step));
+        if let Some(kept) = &kept
+            && let Some(bytes) = self.bytes.get_mut(&kept.way)
+        {
+            *bytes -= kept.bytes();
+        }
         self.tell_drained();
-        kept
+        kept.is_some()
     }
 
     /// Tell `drained` when nothing is kept, which may be now.

@@ -28,7 +28,7 @@ impl CollectiveApi {
     /// `members`: for each rank of the group its rank of the endpoint and its name, and the call in our words and in its.
     #[expect(clippy::too_many_arguments, reason = "what a collective is, each by its name")]
     #[pyo3(signature = (number, *, schedule, buffers, dtype, item_bytes, reduce_op, job, group, step, operation, members,
-                        rank, mutual, level, bulk, order, missing=(0, 0)))]
+                        rank, level, bulk, order, missing=(0, 0)))]
     fn start(
         &self,
         py: Python<'_>,
@@ -44,7 +44,6 @@ impl CollectiveApi {
         operation: u32,
         members: Vec<(u32, String, String, String)>,
         rank: u32,
-        mutual: bool,
         level: usize,
         bulk: bool,
         order: u64,
@@ -75,7 +74,6 @@ impl CollectiveApi {
             item_bytes,
             peers,
             rank,
-            mutual,
             level,
             bulk,
             order,

@@ -283,7 +283,6 @@ def test_a_panic_in_what_carries_out_collectives_ends_the_engine_and_gives_the_t
                 operation=1,
                 members=members,
                 rank=0,
-                mutual=False,
                 priority=Priority.GRADIENT,
                 order=0,
             )
