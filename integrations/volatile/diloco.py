@@ -71,6 +71,8 @@ class DiLoCo(GlobalAlgorithm):
         """A last meeting, of what was learned since the one before; a second one at once would be momentum alone."""
         if self._inner % self.every:
             self.meet(with_all=True)
+        else:
+            self._write_global()
 
 
 class LocalSGD(DiLoCo):

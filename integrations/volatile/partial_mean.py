@@ -1,7 +1,8 @@
 """Synchronous training with whoever is there: each step takes the mean gradient of the members that took part.
 
 It is what DDP does, but for two things. A lost member costs a retry of the step, not the run. A member that was late
-is left out of a step's mean. Its gradient counts in the next step, while it waits there for the others.
+is left out of a step's mean. Its gradient counts in the next step, while it waits there for the others. Where the
+members change just then, or it only follows, it counts in none.
 """
 
 from __future__ import annotations

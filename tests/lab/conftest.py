@@ -21,7 +21,7 @@ from tools.lab.kernel import entered
 sys.path.insert(
     0, str(Path(__file__).parents[1] / "unit" / "shaping")
 )  # `shaping_contract`: shared with the fake's tests
-NOT_RUN = "lab tests were NOT run"
+NOT_RUN = "lab tests were left out"
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -10,7 +10,7 @@ has its target first, then its sources:
 
 | op | regions | done when |
 |---|---|---|
-| SEND | what is sent to `peer` | `peer` has acknowledged it |
+| SEND | what is sent to `peer` | `peer` has acknowledged it, or the engine has a copy |
 | RECEIVE | where what `peer` sends goes; its length is the message's | it has arrived |
 | REDUCE | target, sources in rank order: at least one; the target may be one of them | computed |
 | COPY | target, source | copied |

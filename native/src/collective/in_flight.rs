@@ -296,7 +296,7 @@ impl InFlight {
             };
             self.loads.entry(connection).or_default().sent(sending.bytes);
             let operation = self.next_operation;
-            let message = self.message(way, operation, &sending);
+            let message = self.message(operation, &sending);
             let sent = Sent {
                 way,
                 sending,
@@ -329,7 +329,7 @@ impl InFlight {
         Some(self.engine.session(connection)?.measure.read().rtt_min)
     }
 
-    fn message(&mut self, way: Way, operation: u64, sending: &Sending) -> Result<Message, Failure> {
+    fn message(&mut self, operation: u64, sending: &Sending) -> Result<Message, Failure> {
         if let Some(again) = self.unacknowledged.again(sending, operation) {
             return Ok(again);
         }
@@ -341,7 +341,7 @@ impl InFlight {
             reason: "the message's header is outside its bounds".to_owned(),
             code: 0,
         })?;
-        let copied = run.copies(step) && self.unacknowledged.has_room(way);
+        let copied = run.copies(step) && self.unacknowledged.has_room();
         let message = Message {
             operation,
             header: Bytes::from(header),
@@ -350,7 +350,7 @@ impl InFlight {
             deadline: None,
         };
         if copied {
-            self.unacknowledged.keep(way, sending, &message);
+            self.unacknowledged.keep(sending, &message);
             self.handed_over.push_back((sending.collective, sending.step));
         }
         Ok(message)

@@ -320,7 +320,7 @@ fn a_large_message_waits_for_its_acknowledgement() {
 }
 
 #[test]
-fn of_what_a_rank_has_not_acknowledged_only_so_much_counts_as_sent() {
+fn of_what_is_not_acknowledged_only_so_much_counts_as_sent() {
     const WHOLE: Row = (1, 0, 1, 0, &[(0, 0, COPIED_BYTES_MAX as u64)], &[]);
     let mut scene = Scene::new();
     scene.resize(COPIED_BYTES_MAX as u64);

@@ -126,7 +126,7 @@ impl Run {
         self.complete.store(true, Ordering::Relaxed);
     }
 
-    /// Payload bytes sent (and acknowledged) and received.
+    /// Payload bytes sent (those of large messages acknowledged) and received.
     pub fn bytes_done(&self) -> u64 {
         self.bytes_done.load(Ordering::Relaxed)
     }

@@ -11,19 +11,18 @@ use std::sync::mpsc::Sender;
 
 use bytes::Bytes;
 
-use super::commands::Way;
 use super::send_queue::Sending;
 use crate::borrowed_buffers::Payload;
 use crate::session::transmit::Message;
 
 /// A copy takes 3 us and a wake-up 20.
 pub const COPIED_BYTES_MAX: usize = 32 << 10;
-/// To one rank, with headers: as far as collectives that have ended may be ahead of the network. At 1 Mbit/s it takes as
-/// long as a rank that leaves waits for acknowledgements (`transport/runtime.py`).
-pub const KEPT_BYTES_MAX: usize = 256 << 10;
+/// With headers, to all ranks: as far as collectives that have ended may be ahead of the network. It takes a tenth of a
+/// second at 10 Mbit/s, about as long as until the broker is told that a burst is over (`transport/broker/bursts.py`), and
+/// less at 1 Mbit/s than a rank that leaves waits for acknowledgements (`transport/runtime.py`).
+pub const KEPT_BYTES_MAX: usize = 128 << 10;
 
 struct Kept {
-    way: Way,
     header: Bytes,
     payload: Option<Arc<Payload>>,
     level: usize,
@@ -39,23 +38,22 @@ impl Kept {
 pub struct Unacknowledged {
     /// By collective and step.
     kept: HashMap<(u64, u32), Kept>,
-    bytes: HashMap<Way, usize>,
+    bytes: usize,
     drained: Vec<Sender<()>>,
 }
 
 impl Unacknowledged {
-    pub fn has_room(&self, way: Way) -> bool {
-        self.bytes.get(&way).is_none_or(|bytes| *bytes < KEPT_BYTES_MAX)
+    pub fn has_room(&self) -> bool {
+        self.bytes < KEPT_BYTES_MAX
     }
 
-    pub fn keep(&mut self, way: Way, sending: &Sending, message: &Message) {
+    pub fn keep(&mut self, sending: &Sending, message: &Message) {
         let kept = Kept {
-            way,
             header: message.header.clone(),
             payload: message.payload.clone(),
             level: message.level,
         };
-        *self.bytes.entry(way).or_default() += kept.bytes();
+        self.bytes += kept.bytes();
         self.kept.insert((sending.collective, sending.step), kept);
     }
 
@@ -78,11 +76,7 @@ impl Unacknowledged {
     /// The peer has it, or never will. Whether it was kept.
     pub fn settled(&mut self, collective: u64, step: u32) -> bool {
         let kept = self.kept.remove(&(collective, step));
-        if let Some(kept) = &kept
-            && let Some(bytes) = self.bytes.get_mut(&kept.way)
-        {
-            *bytes -= kept.bytes();
-        }
+        self.bytes -= kept.as_ref().map_or(0, Kept::bytes);
         self.tell_drained();
         kept.is_some()
     }

@@ -118,6 +118,8 @@ def test_what_a_late_member_learned_stays_in_its_model_until_it_counts(made_up: 
     with algorithm.step(), torch.no_grad():
         trained.add_(2.0)
     assert trained.tolist() == [5.0 + learned] * ELEMS
+    algorithm.finish()  # at once after a meeting: those that end together end with the same
+    assert trained.tolist() == [5.0] * ELEMS
 
 
 @pytest.mark.parametrize("contributed", [False, True])
