@@ -83,13 +83,13 @@ nightly: setup ## All below, a short benchmark, unstable tests, in hours; NIGHTL
 	@$(BIN)/python -m tools.nightly $(NIGHTLY)
 
 # Those of the lab in which engines run.
-NATIVE_LAB := $(wildcard tests/lab/engines/test_*.py tests/lab/daemon/test_engine_*.py)
+ENGINES_LAB := $(wildcard tests/lab/engines/test_*.py tests/lab/daemon/test_engine_*.py)
 
 test-benchmarks: setup ## The benchmarks on their real parts, and interrupted; as root, in three minutes
 	$(BIN)/python -m pytest -m benchmark tests/loopback tests/lab
 
 test-engines: setup ## Engines and transport over both engines, and over mixed pairs
-	HIVE_TEST_ENGINES=all $(BIN)/python -m tools.suite tests/loopback $(NATIVE_LAB)
+	HIVE_TEST_ENGINES=all $(BIN)/python -m tools.suite tests/loopback $(ENGINES_LAB)
 
 test-law: setup ## Every goal of the law on simulated links, for who changes it, in three minutes
 	$(BIN)/python -m pytest -m "law or not law" tests/unit/broker/law

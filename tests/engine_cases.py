@@ -28,6 +28,8 @@ AIOQUIC_ALWAYS = (
 )  # fmt: skip
 """Modules whose cases over aioquic, and between both engines, every run tries: messages, connections, certificates,
 closing, groups, and what hostile peers send. The rest would take minutes of processor time."""
+_LONG = ("test_engine_native_differential", "test_engine_native_minute")
+"""Minutes each."""
 _OF_ENGINES = ("test_engine_", "test_transport_", "test_collective_")
 _CARGO = Path(__file__).parents[1] / "tools/cargo.sh"
 
@@ -67,7 +69,7 @@ def has_time_for(item: pytest.Item) -> bool:
     """Whether this run tries a case of the engines, rather than leave it to `make test-engines`."""
     if ALL or not WITH_NATIVE:
         return True
-    return item.path.stem in AIOQUIC_ALWAYS or not asks_for("aioquic", item)
+    return item.path.stem in AIOQUIC_ALWAYS or not (item.path.stem in _LONG or asks_for("aioquic", item))
 
 
 def left_out() -> str:

@@ -60,7 +60,7 @@ class DiLoCo(GlobalAlgorithm):
                 if not made_up.applied:
                     self._apply([mean])
         # What is in no result stays in its model, as the paper's dropped workers go on from their own parameters.
-        self._receive(0, keep=not self.last.contributed and not with_all)
+        self._receive(0, keep=not self.last.contributed)
         return self.last
 
     def _apply(self, result: Sequence[torch.Tensor]) -> None:
@@ -71,8 +71,7 @@ class DiLoCo(GlobalAlgorithm):
         """A last meeting, of what was learned since the one before; a second one at once would be momentum alone."""
         if self._inner % self.every:
             self.meet(with_all=True)
-        else:
-            self._write_global()
+        self._write_global()
 
 
 class LocalSGD(DiLoCo):

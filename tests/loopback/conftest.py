@@ -8,10 +8,7 @@ from pathlib import Path
 
 import pytest
 from broker_support import Running
-from engine_cases import ALL, WITH_NATIVE, has_time_for, need
-
-LONG = ("test_engine_native_differential", "test_engine_native_minute")
-"""Minutes each: `make test-engines` has the time."""
+from engine_cases import WITH_NATIVE, has_time_for, need
 
 
 @pytest.fixture
@@ -35,10 +32,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _is_left_out(item: pytest.Item) -> bool:
     if any("empty parameter" in str(mark) for mark in item.iter_markers("skip")):
         return True
-    name = item.path.stem
-    if name.startswith("test_engine_native") and not WITH_NATIVE:
+    if item.path.stem.startswith("test_engine_native") and not WITH_NATIVE:
         return True
-    return not ALL and (name in LONG or not has_time_for(item))
+    return not has_time_for(item)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -138,7 +138,7 @@ class Stop:
             tell(at=self._point)
             until_s = time.monotonic() + 600.0
             while self._armed and time.monotonic() < until_s:
-                time.sleep(0.1)
+                time.sleep(0.1)  # stands still, until the test lets it go
 
 
 def main(address: str, wishes: Mapping[str, Any]) -> int:

@@ -76,15 +76,17 @@ def test_what_is_not_held_goes_beyond_a_low_root_and_is_taken_off_what_others_ma
         after, scale = shaper.counters(INTERFACE).classes, 8 / 1e6 / (time.monotonic() - started_s)
         names = ("storage", "other")
         one, other = (scale * (after[name].sent_bytes - before[name].sent_bytes) for name in names)
+        assert one <= 9
+        assert other <= 34
         return one, other
 
     with bench.sink(socket.AF_INET) as sink, bench.socket(socket.AF_INET) as storage:
         mark_socket(storage, minor=MARK_MINOR["storage"], dscp=1)
         with bench.socket(socket.AF_INET) as people:
-            most_of(lambda: sent_mbit_per_s(with_people=False), lambda found: 6 <= found[0] <= 9, needed=1)
+            most_of(lambda: sent_mbit_per_s(with_people=False), lambda found: found[0] >= 6, needed=1)
             most_of(  # a busy kernel looks at the queue so late that it sends a burst a time, for seconds
                 lambda: sent_mbit_per_s(with_people=True),
-                lambda found: 1.5 <= found[0] <= 3.5 and 18 <= found[1] <= 34,
+                lambda found: 1.5 <= found[0] <= 3.5 and found[1] >= 18,
                 needed=1,
                 windows=20,
             )

@@ -11,9 +11,9 @@ traffic reached, so what loss and congestion control take away is in them.
 In an all-reduce of a small tensor in one piece nothing overlaps, and ranks take turns. In the mean of them each link is
 busy with what it sends and then with what it receives, and none is done before its owner's link has carried all of it.
 
-The last acknowledgement of a large message is one more latency: until it comes, a sender's tensor is not its caller's
-again. The direct algorithm stays where no other is clearly better, for links and processors are never quite what a
-table says.
+The last acknowledgement is one more latency, of all candidates alike: until it comes, a large tensor is not its
+caller's again. The direct algorithm stays where no other is clearly better, for links and processors are never quite
+what a table says.
 
 All ranks evaluate the same table with the same arithmetic and so take the same choice; ties go to what the registry
 lists first.
