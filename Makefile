@@ -78,21 +78,19 @@ coverage: setup ## Lines that unit and loopback tests reach, in out/coverage; CO
 	@bash tools/coverage.sh $(BIN)/python $(COVERAGE)
 
 ##@ At night
-.PHONY: nightly test-law test-benchmarks test-engines test-torch fuzz sanitize sanitize-address sanitize-thread sanitize-faults test-pythons test-kernels test-page test-storage test-etcd test-churn test-crowded test-chart test-image test-deb audit
+.PHONY: nightly test-long test-engines test-torch fuzz sanitize sanitize-address sanitize-thread sanitize-faults test-pythons test-kernels test-page test-storage test-etcd test-churn test-crowded test-chart test-image test-deb audit
 nightly: setup ## All below, a short benchmark, unstable tests, in hours; NIGHTLY="fuzz bench" for less
 	@$(BIN)/python -m tools.nightly $(NIGHTLY)
 
 # Those of the lab in which engines run.
 ENGINES_LAB := $(wildcard tests/lab/engines/test_*.py tests/lab/daemon/test_engine_*.py)
 
-test-benchmarks: setup ## The benchmarks on their real parts, and interrupted; as root, in three minutes
-	$(BIN)/python -m pytest -m benchmark tests/loopback tests/lab
+test-long: setup ## Tests of five seconds and more each that make test leaves out; as root, in ten minutes
+	$(BIN)/python -m pytest -m long tests/unit tests/loopback tests/lab
+	@bash tools/cargo.sh test-long $(BIN)/python
 
 test-engines: setup ## Engines and transport over both engines, and over mixed pairs
 	HIVE_TEST_ENGINES=all $(BIN)/python -m tools.suite tests/loopback $(ENGINES_LAB)
-
-test-law: setup ## Every goal of the law on simulated links, for who changes it, in three minutes
-	$(BIN)/python -m pytest -m "law or not law" tests/unit/broker/law
 
 test-torch: setup ## PyTorch's own distributed tests, Lightning, Accelerate, torchft, in ten minutes
 	@$(BIN)/python -c 'import accelerate, lightning, torchft' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check \

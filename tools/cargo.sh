@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Check or test the native engine's crate, or say in one line that this machine cannot.
-# Usage: tools/cargo.sh check|test [PYTHON]
+# Usage: tools/cargo.sh check|test|test-long [PYTHON]
 #        tools/cargo.sh able     say nothing: exit code 0 where it can be built and is wanted here, else 1
 set -euo pipefail
 [[ -z ${2:-} ]] || export PYO3_PYTHON="$PWD/$2" # whose library the tests link
@@ -45,8 +45,11 @@ case $what in
     # Tests are a program, which needs Python's symbols; the module gets them from the process that loads it.
     cargo test --quiet --locked --no-default-features --lib
     ;;
+  test-long)
+    cargo test --quiet --locked --no-default-features --lib -- --ignored
+    ;;
   *)
-    echo "usage: tools/cargo.sh check|test|able [PYTHON]" >&2
+    echo "usage: tools/cargo.sh check|test|test-long|able [PYTHON]" >&2
     exit 2
     ;;
 esac

@@ -133,6 +133,7 @@ fn more_loss_than_chance_explains_is_congestion_without_a_queue() {
 }
 
 #[test]
+#[ignore = "ten seconds: make test-long"]
 fn beside_cubic_each_has_a_third_or_more_where_the_buffer_holds_a_round_trip() {
     for buffer_s in [RTT_S / 2.0, RTT_S] {
         let got = shares(
@@ -148,6 +149,7 @@ fn beside_cubic_each_has_a_third_or_more_where_the_buffer_holds_a_round_trip() {
 }
 
 #[test]
+#[ignore = "ten seconds: make test-long"]
 fn four_connections_share_a_lossy_link() {
     let flows = [0.0, 0.3, 1.0, 2.0].map(|begins_s| ("auto", begins_s));
     let got = shares(&flows, RTT_S, (MEGABITS, RTT_S, 0.005), 10.0, 30.0);

@@ -84,7 +84,9 @@ def run_until_it_dies(broker: Broker, monkeypatch: pytest.MonkeyPatch, *, after:
     broker.environment = {}
 
 
-@pytest.mark.parametrize(("after", "at_the_end"), [(4, False), (8, False), (40, False), (0, True)])
+@pytest.mark.parametrize(
+    ("after", "at_the_end"), [pytest.param(4, False, marks=pytest.mark.long), (8, False), (40, False), (0, True)]
+)
 def test_whenever_it_dies_traffic_flows_and_the_next_one_is_right_and_puts_everything_back(
     broker: Broker, sink: str, monkeypatch: pytest.MonkeyPatch, after: int, at_the_end: bool
 ) -> None:

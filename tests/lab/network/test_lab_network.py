@@ -78,7 +78,7 @@ def test_the_machines_own_name_is_each_hosts_own_address(sites: Lab) -> None:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("shared_store", ["yes", "no"])
+@pytest.mark.parametrize("shared_store", ["yes", pytest.param("no", marks=pytest.mark.long)])
 def test_torchrun_runs_between_two_hosts(sites: Lab, tmp_path: Path, shared_store: str) -> None:
     """As the README says, with the launcher's store for the ranks too, and with one that rank 0 serves by name."""
     program = tmp_path / "program.py"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from patience import LIMIT_S, wait_until
 
-pytestmark = pytest.mark.benchmark
+pytestmark = pytest.mark.long
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 

@@ -15,7 +15,7 @@ from tools.collectivesbench.settings import ALL, KIB, Settings, Sweep
 from tools.collectivesbench.sweep import Run, joined, sweep
 from tools.measure.records import HEAD, Writer
 
-pytestmark = pytest.mark.benchmark
+pytestmark = pytest.mark.long
 
 SIZES = (KIB, 256 * KIB)
 SETTINGS = Settings(

@@ -7,7 +7,7 @@ from torch_ranks import RankResult, RunRanks
 
 from transport.collectives.membership import CLOSED_MAX
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 """The first test starts all ranks of all scenarios, which takes tens of seconds where others want the cores as well."""
 Results = dict[str, list[RankResult]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch_ranks import RankResult, RunRanks
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 """The first test starts all ranks of all scenarios, which takes tens of seconds where others want the cores as well."""
 Results = dict[str, list[RankResult]]
 

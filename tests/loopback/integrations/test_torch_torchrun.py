@@ -36,6 +36,7 @@ def ended(process: subprocess.Popen[str]) -> str:
         process.kill()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_torchrun_with_hive_trains_to_the_weights_that_gloo_trains_to(tmp_path: Path) -> None:
     ours, theirs = started("hive", tmp_path), started("gloo", tmp_path)

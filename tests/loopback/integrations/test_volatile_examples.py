@@ -89,6 +89,7 @@ def test_the_ranks_that_trained_by_ddp_train_by_diloco_under_torchrun() -> None:
     assert sum(", step 200: loss " in line for line in said) == 2
 
 
+@pytest.mark.long
 def test_all_ranks_of_two_sites_end_with_the_same_model(store: str) -> None:
     command = (str(EXAMPLES / "two_sites.py"), "--store", store, "--steps", "80", "--site")
     said = said_by(
@@ -100,6 +101,7 @@ def test_all_ranks_of_two_sites_end_with_the_same_model(store: str) -> None:
     assert len({loss for name, loss in ends if name.startswith("paris")}) == 1
 
 
+@pytest.mark.long
 def test_a_laptop_joins_for_its_time_and_leaves(store: str) -> None:
     command = (sys.executable, str(EXAMPLES / "laptop.py"), "--store", store)
     desk, laptop = said_by(

@@ -30,6 +30,7 @@ def test_diloco_with_parts_dropped_differs_from_diloco_only_by_them(
     assert (found == checks.diloco_loss(5, 2, 0, STEPS)) is is_same
 
 
+@pytest.mark.long
 def test_members_that_come_and_go_hold_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "ROUNDS_BETWEEN", 2)
     differing, loss = checks.coming_and_going(0, 60)

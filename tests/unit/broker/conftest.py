@@ -12,7 +12,7 @@ from broker.policy.toml import load
 from broker.policy.types import Policy
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def policy() -> Policy:
     return load('version = 1\n[[interface]]\nname = "a"\negress = "40 Mbit/s"\n')
 

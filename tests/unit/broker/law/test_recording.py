@@ -21,12 +21,17 @@ from broker.policy.toml import load
 from broker.policy.types import CLASS_NAMES, Policy
 
 
-@pytest.fixture
-def recording(policy: Policy) -> list[str]:
+@pytest.fixture(scope="module")
+def recorded(policy: Policy) -> tuple[str, ...]:
     law = Controlled(policy)
     world = World([quic(), tcp(), tcp(port=874)], lambda at_s: 40e6 if at_s < 30 else 20e6, jitter_s=0.003)
     world.run(100.0, law)
-    return law.lines
+    return tuple(law.lines)
+
+
+@pytest.fixture
+def recording(recorded: tuple[str, ...]) -> list[str]:
+    return list(recorded)
 
 
 def test_a_thousand_ticks_replay_to_the_same_bytes(recording: list[str]) -> None:

@@ -24,7 +24,9 @@ RESULT = b"r" * DIGEST_BYTES
     [
         pytest.param(search.first_world(3, steps=2, crashes=1), id="3 members, 2 steps, a crash"),
         pytest.param(search.first_world(2, steps=2, crashes=1, suspicions=1), id="2 members, a crash, a broken link"),
-        pytest.param(search.first_world(3, steps=1, suspicions=1), id="3 members, 1 step, a broken link"),
+        pytest.param(
+            search.first_world(3, steps=1, suspicions=1), id="3 members, 1 step, a broken link", marks=pytest.mark.long
+        ),
         pytest.param(search.first_world(3, steps=2, crashes=1, quorum=2), id="3 members, any 2 are enough, a crash"),
         pytest.param(search.first_world(3, steps=2, crashes=1, learners=1), id="2 members and a learner, a crash"),
     ],

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from fluid_link import World, quic, tcp
 
 Run = Callable[[World, float], World]
@@ -35,6 +36,7 @@ def test_training_alone_finds_a_fall_by_asking(run: Run) -> None:
     assert statistics.quantiles(queues_ms(world, 14, 30), n=20)[-1] < 50
 
 
+@pytest.mark.long
 def test_five_minutes_of_jitter_and_processor_noise_cause_no_cut(run: Run) -> None:
     world = run(World(rate=lambda at_s: FULL, **busy()), 300)
     assert set(rates(world, 0, 300)) == {38.8}

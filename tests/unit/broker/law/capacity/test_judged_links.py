@@ -1,6 +1,6 @@
 """The capacity law on every simulated link that it is judged by (judged_links has the links and the goals).
 
-Those that take ten seconds are marked `law`: `make test-law` runs them, for who changes the law, and every night.
+Those that take seconds of a processor are marked `long`: who changes the law runs `make test-long`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from broker.policy.toml import load
 LONG = {
     "large windows", "small windows", "late probes, twice", "half", "declining", "late hosts", "late probes",
     "unannounced", "slow 20", "slow 10", "slow, a moment", "short buffer", "third", "rise",
+    "rise to less", "reports lost", "slow 5",
 }  # fmt: skip
 
 
 def judged() -> Iterator[object]:
     for name, scenario in SCENARIOS.items():
         if scenario.goals:
-            yield pytest.param(name, marks=[pytest.mark.law] if name in LONG else [])
+            yield pytest.param(name, marks=[pytest.mark.long] if name in LONG else [])
 
 
 def test_the_long_ones_are_among_them() -> None:

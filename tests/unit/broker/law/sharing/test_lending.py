@@ -128,7 +128,7 @@ def test_a_shorter_window_is_kept_as_well_as_its_bursts_allow() -> None:
     assert law.least_of_any_window(20, from_s=15) >= 0.96
 
 
-@pytest.mark.law
+@pytest.mark.long
 def test_where_the_bottleneck_is_elsewhere_announcing_beats_priority_alone() -> None:
     plain = policy(storage=20, window_s=60)
 
@@ -148,7 +148,7 @@ def test_where_the_bottleneck_is_elsewhere_announcing_beats_priority_alone() -> 
     assert_most(of_left, 1, at_least=0.85)
 
 
-@pytest.mark.law
+@pytest.mark.long
 def test_where_the_bottleneck_elsewhere_jumps_announcing_beats_measuring_alone() -> None:
     """The 95th percentile of steps: a queue that a fall leaves elsewhere is not fed while training waits in it. Of
     20 seeds 7 gain less than a tenth: where measuring alone is lucky with the place of the jumps, it is as good."""
@@ -165,6 +165,7 @@ def test_where_the_bottleneck_elsewhere_jumps_announcing_beats_measuring_alone()
     assert_most(parts, 1, at_most=1.2)
 
 
+@pytest.mark.long
 def test_where_the_bottleneck_is_here_announcing_equals_priority_alone() -> None:
     plain = policy(storage=20, window_s=60)
 
