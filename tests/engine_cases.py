@@ -24,7 +24,7 @@ AIOQUIC_ALWAYS = (
     "test_engine_closing", "test_engine_connections", "test_engine_hostile_floods", "test_engine_hostile_frames",
     "test_engine_hostile_peers", "test_engine_identity", "test_engine_key_update", "test_engine_messages",
     "test_engine_native", "test_engine_native_lent", "test_engine_native_process", "test_engine_path",
-    "test_engine_resumption", "test_engine_shared_memory", "test_transport_groups", "test_transport_liars",
+    "test_engine_shared_memory", "test_transport_groups", "test_transport_liars",
 )  # fmt: skip
 """Modules whose cases over aioquic, and between both engines, every run tries: messages, connections, certificates,
 closing, groups, and what hostile peers send. The rest would take minutes of processor time."""

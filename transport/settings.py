@@ -12,7 +12,7 @@ from hive_qos.errors import ConfigurationError
 
 ENGINES = ("auto", "native", "aioquic")
 CONGESTION: Mapping[str, tuple[str, ...]] = {
-    "auto": ENGINES, "cubic": ENGINES, "reno": ENGINES, "bbr": ("auto", "native")
+    "auto": ENGINES, "cubic": ENGINES, "bbr": ("auto", "native")
 }  # fmt: skip
 """Congestion controls, and with which engines they go; `auto` finds out when it has chosen one."""
 JOB_BYTES_MAX = 128
@@ -30,8 +30,8 @@ class Settings:
         advertise: address to tell the others, where it differs from `listen` (containers, NAT); "" for the same.
         interface: take the addresses of these network interfaces, as in `eth0,eth1`; "" for any.
         engine: `auto` (native where it is built), `native` or `aioquic`.
-        congestion: of gradients: `auto` (CUBIC, which on native tolerates random loss), `cubic`, `reno` (not measured)
-            or `bbr` (native alone).
+        congestion: of gradients: `auto` (CUBIC, which on native tolerates random loss), `cubic` or `bbr`
+            (native alone).
         job: the job's name, for the broker and in message headers.
         job_secret: authenticates rendezvous entries, with certificates of a CA too; empty for none.
         ca, certificate, key: PEM files of the cluster's CA and of this node; all three or none.

@@ -9,14 +9,14 @@ pub mod path_measurement;
 
 use std::sync::Arc;
 
-use quinn_proto::congestion::{ControllerFactory, CubicConfig, NewRenoConfig};
+use quinn_proto::congestion::{ControllerFactory, CubicConfig};
 
 use self::bbr::SpannedBbrConfig;
 use self::delay_bound::DelayBoundConfig;
 use self::loss_tolerant_cubic::LossTolerantCubicConfig;
 
 /// The controllers that a configuration can name.
-pub const NAMES: [&str; 4] = [AUTO, "cubic", "reno", BBR];
+pub const NAMES: [&str; 3] = [AUTO, "cubic", BBR];
 /// CUBIC that tolerates random loss.
 pub const AUTO: &str = "auto";
 pub const BBR: &str = "bbr";
@@ -28,7 +28,6 @@ pub fn factory(name: &str, bulk: bool) -> Option<Arc<dyn ControllerFactory + Sen
     }
     match name {
         "cubic" => Some(Arc::new(CubicConfig::default())),
-        "reno" => Some(Arc::new(NewRenoConfig::default())),
         BBR => Some(Arc::new(SpannedBbrConfig::default())),
         AUTO => Some(Arc::new(LossTolerantCubicConfig)),
         _ => None,

@@ -72,8 +72,8 @@ class EngineSettings:
             be held up; less where both sides are native and nothing of Python's is in the way.
         handshake_timeout_s: a connection that is not up by then has failed.
         datagram_bytes: UDP payload of a packet; 1200 passes everywhere, 1452 fits Ethernet without tunnels.
-        congestion: for gradients, `auto` (CUBIC, which on native tolerates random loss), `cubic`, `reno` (not
-            measured), or, native only, `bbr`. Native's bulk endpoints use its delay-bounded controller instead.
+        congestion: for gradients, `auto` (CUBIC, which on native tolerates random loss), `cubic`, or, native
+            only, `bbr`. Native's bulk endpoints use its delay-bounded controller instead.
         shared_memory: whether messages to peers of this host go through memory that both share; native only, and only
             where the peer's engine has it too.
         protocol: which of `PROTOCOLS` is spoken (ALPN); a peer that speaks another is refused in its handshake.
@@ -350,10 +350,6 @@ class Engine(abc.ABC):
             bulk: state that yields: to gradients in what this side sends, and, native only, to everything on the path
                 (the delay-bounded controller).
         """
-
-    @abc.abstractmethod
-    def set_trust(self, endpoint: int, trust: Trust) -> None:
-        """Replace whom new connections of this endpoint may come from. Living connections stay."""
 
     @abc.abstractmethod
     def rebind(self, endpoint: int, sock: socket.socket) -> None:

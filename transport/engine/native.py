@@ -168,12 +168,6 @@ class NativeEngine(Engine):
             check_taken(taken)
         return number
 
-    def set_trust(self, endpoint: int, trust: Trust) -> None:
-        self._check_open()
-        if endpoint in self._endpoints:
-            self._endpoints[endpoint].trust = trust
-            self._core.forget_sessions(endpoint)
-
     def rebind(self, endpoint: int, sock: socket.socket) -> None:
         with handed_over(sock):
             self._check_open()

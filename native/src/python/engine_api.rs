@@ -206,17 +206,6 @@ impl Core {
         Ok(taken)
     }
 
-    /// Whom an endpoint believes has changed.
-    fn forget_sessions(&self, py: Python<'_>, endpoint: u64) {
-        py.detach(|| self.engine.forget_sessions(endpoint));
-    }
-
-    /// How often peers that dialled have resumed a TLS session.
-    #[getter]
-    fn resumed(&self, py: Python<'_>) -> u64 {
-        py.detach(|| self.engine.resumed())
-    }
-
     /// Dial; ends in "chain" or "down" with this number. Whether it is taken.
     #[pyo3(signature = (endpoint, number, host, port, scope, expected))]
     #[expect(clippy::too_many_arguments, reason = "an address has three parts")]

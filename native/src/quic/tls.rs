@@ -2,15 +2,9 @@
 //!
 //! Whether the certificate itself is good is judged when the handshake is complete, by the one place that knows
 //! (`transport/identity`), on both sides alike: only then can the other side be told why not.
-//!
-//! A peer that is dialled again may resume its TLS session (RFC 8446 2.2): no certificate is sent and no key is proved
-//! anew, for only who proved it can know the session's secret. The session holds both certificates, which are judged
-//! like those of a first handshake, so a session gives nobody a trust that he has lost. There is no early data.
+//! Sessions are not resumed (RFC 8446 2.2): there is no early data, so that it would save no round trip.
 
-use std::collections::HashMap;
-use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use quinn_proto::crypto::rustls::{QuicClientConfig, QuicServerConfig};
@@ -19,23 +13,12 @@ use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, Server
 use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
-use rustls::server::{ServerSessionMemoryCache, StoresServerSessions};
 use rustls::{DigitallySignedStruct, DistinguishedName, Error, SignatureScheme, version};
-
-use crate::runtime::locks::locked;
-
-/// Sessions of peers that dialled us: about a kilobyte each; the oldest makes room.
-const SESSIONS_GIVEN_MAX: usize = 1024;
-/// Peers whose sessions we may resume, each at an address of its own; one more, and all are forgotten.
-const SESSIONS_TAKEN_MAX: usize = 1024;
-/// A session is used once, and every connection gives a new one.
-const TICKETS: usize = 1;
 
 /// The configurations of an endpoint as client and as server.
 pub struct Identity {
-    client: rustls::ClientConfig,
+    pub client: Arc<QuicClientConfig>,
     pub server: Arc<QuicServerConfig>,
-    sessions: Arc<Sessions>,
 }
 
 impl Identity {
@@ -61,89 +44,13 @@ impl Identity {
             .with_single_cert(chain, key)
             .map_err(wrong)?;
         server.alpn_protocols = vec![protocol.as_bytes().to_vec()];
-        let sessions = Arc::new(Sessions::default());
-        server.session_storage = sessions.clone();
-        server.send_tls13_tickets = TICKETS;
+        client.resumption = Resumption::disabled();
+        server.send_tls13_tickets = 0;
         let unusable = |error: quinn_proto::crypto::rustls::NoInitialCipherSuite| error.to_string();
-        QuicClientConfig::try_from(client.clone()).map_err(unusable)?;
         Ok(Self {
-            client,
+            client: Arc::new(QuicClientConfig::try_from(client).map_err(unusable)?),
             server: Arc::new(QuicServerConfig::try_from(server).map_err(unusable)?),
-            sessions,
         })
-    }
-
-    /// To dial one peer, with the sessions that it gave us: ranks of one host differ only by their ports.
-    pub fn client_for(&self, remote: SocketAddr, expected: Option<&str>) -> Arc<QuicClientConfig> {
-        let mut client = self.client.clone();
-        client.resumption = self.sessions.of(remote, expected);
-        Arc::new(QuicClientConfig::try_from(client).expect("it was tried in `new`"))
-    }
-
-    /// Resume no session that there is now: somebody may have lost our trust.
-    pub fn forget_sessions(&self) {
-        self.sessions.forget();
-    }
-
-    /// How often a peer that dialled resumed a session.
-    pub fn resumed(&self) -> u64 {
-        self.sessions.resumed.load(Ordering::Relaxed)
-    }
-}
-
-/// The TLS sessions of an endpoint that may be resumed, as server and as client.
-#[derive(Debug)]
-struct Sessions {
-    given: Mutex<Arc<ServerSessionMemoryCache>>,
-    taken: Mutex<HashMap<(SocketAddr, String), Resumption>>,
-    resumed: AtomicU64,
-}
-
-impl Default for Sessions {
-    fn default() -> Self {
-        Self {
-            given: Mutex::new(ServerSessionMemoryCache::new(SESSIONS_GIVEN_MAX)),
-            taken: Mutex::default(),
-            resumed: AtomicU64::new(0),
-        }
-    }
-}
-
-impl Sessions {
-    fn of(&self, remote: SocketAddr, expected: Option<&str>) -> Resumption {
-        let mut taken = locked(&self.taken);
-        if taken.len() >= SESSIONS_TAKEN_MAX {
-            taken.clear();
-        }
-        taken
-            .entry((remote, expected.unwrap_or_default().to_owned()))
-            .or_insert_with(|| Resumption::in_memory_sessions(TICKETS))
-            .clone()
-    }
-
-    fn forget(&self) {
-        *locked(&self.given) = ServerSessionMemoryCache::new(SESSIONS_GIVEN_MAX);
-        locked(&self.taken).clear();
-    }
-}
-
-impl StoresServerSessions for Sessions {
-    fn put(&self, key: Vec<u8>, value: Vec<u8>) -> bool {
-        locked(&self.given).put(key, value)
-    }
-
-    fn get(&self, key: &[u8]) -> Option<Vec<u8>> {
-        locked(&self.given).get(key)
-    }
-
-    fn take(&self, key: &[u8]) -> Option<Vec<u8>> {
-        let found = locked(&self.given).take(key);
-        self.resumed.fetch_add(u64::from(found.is_some()), Ordering::Relaxed);
-        found
-    }
-
-    fn can_cache(&self) -> bool {
-        true
     }
 }
 

@@ -99,21 +99,6 @@ impl Engine {
         Ok(true)
     }
 
-    /// Whom an endpoint believes has changed: no session of before is resumed.
-    pub fn forget_sessions(&self, endpoint: u64) {
-        if let Some(served) = locked(&self.endpoints).get(&endpoint) {
-            served.identity.forget_sessions();
-        }
-    }
-
-    /// How often peers that dialled have resumed a session.
-    pub fn resumed(&self) -> u64 {
-        locked(&self.endpoints)
-            .values()
-            .map(|served| served.identity.resumed())
-            .sum()
-    }
-
     /// Dial. False where the engine has ended for good: nobody will be told how it ends.
     pub fn connect(self: &Arc<Self>, endpoint: u64, number: u64, remote: SocketAddr, expected: Option<&str>) -> bool {
         let served = locked(&self.endpoints).get(&endpoint).cloned();
@@ -131,7 +116,7 @@ impl Engine {
             return fail(format!("there is no endpoint {endpoint}"));
         };
         let measure = PathMeasurement::new();
-        let mut config = ClientConfig::new(served.identity.client_for(remote, expected));
+        let mut config = ClientConfig::new(served.identity.client.clone());
         config.transport_config(self.transport(&served, &measure));
         let rate = measure.rate.clone();
         let (thread, hello) = (served.thread.clone(), served.hello.clone());

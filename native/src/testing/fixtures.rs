@@ -2,7 +2,6 @@
 //!
 //! The key is Ed25519's, whose signatures are all of one length, so that the packets of a handshake are too.
 
-use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
@@ -118,8 +117,7 @@ pub fn key(tag: u64) -> Key {
 /// The cryptography of one who dials and of one who is dialled, both of this key, who have not met before.
 pub fn crypto() -> (Arc<dyn ClientConfig>, Arc<dyn ServerConfig>) {
     let identity = Identity::new(vec![certificate()], private_key(), PROTOCOL).expect("it is a good one");
-    let anybody = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
-    (identity.client_for(anybody, None), identity.server.clone())
+    (identity.client, identity.server)
 }
 
 /// What DER says of one thing, which is shorter than 256 bytes.

@@ -151,13 +151,12 @@ def test_a_certificate_of_the_cluster_is_refused_where_it_is_not_for_this_job_or
         files = ca_issue(ca, name, jobs=named, out=tmp_path)
         found = load_identity(ca=ca / "ca.crt", certificate=files.certificate, key=files.key)
         nodes[name] = Node(name, credentials=found.credentials)
-        nodes[name].serve(found.trust)
     good, bad = nodes["good"], nodes["bad"]
+    bad.serve(found.trust)
     if why == "revoked":
         ca_revoke(ca, "bad")
     certificate, key = tmp_path / "good.crt", tmp_path / "good.key"
-    trust = load_identity(ca=ca / "ca.crt", certificate=certificate, key=key, job="job").trust
-    good.engine.set_trust(good.endpoint, trust)
+    good.serve(load_identity(ca=ca / "ca.crt", certificate=certificate, key=key, job="job").trust)
     try:
         dialling, dialled = (good, bad) if dials == "good" else (bad, good)
         dialling.dial(dialled)
@@ -170,15 +169,6 @@ def test_a_certificate_of_the_cluster_is_refused_where_it_is_not_for_this_job_or
     finally:
         for node in nodes.values():
             node.engine.close()
-
-
-def test_set_trust_counts_for_new_connections_only() -> None:
-    with connected() as (a, b, up, _):
-        b.engine.set_trust(b.endpoint, Trust(pins={bytes(32): "nobody"}))
-        a.dial(b)
-        assert a.take(ConnectionDown).error.wire_code == WireCode.CERTIFICATE_UNTRUSTED
-        a.send(up, b"the old one lives")
-        assert b.outcome(b.post("a", None)).payload == b"the old one lives"
 
 
 def test_ranks_of_one_host_are_counted_apart_and_their_host_is_bounded(

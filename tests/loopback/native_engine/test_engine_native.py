@@ -154,7 +154,7 @@ def test_a_goodbye_is_heard_in_time_over_a_real_path() -> None:
 
 @over(NATIVE)
 def test_other_congestion_controllers_move_messages_too() -> None:
-    for name in ("cubic", "bbr", "reno"):
+    for name in ("cubic", "bbr"):
         with connected(settings=EngineSettings(congestion=name)) as (a, b, up, _):
             post = b.post("a", None)
             a.send(up, bytes(3_000_000))

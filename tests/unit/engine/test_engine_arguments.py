@@ -62,8 +62,8 @@ def test_settings_that_no_quic_can_have_are_refused() -> None:
     for datagram_bytes in (1199, 65001):
         with pytest.raises(MisuseError, match=f"datagrams of {datagram_bytes} bytes"):
             check_settings(replace(SETTINGS, datagram_bytes=datagram_bytes), engine="native", controllers=["auto"])
-    with pytest.raises(ConfigurationError, match="the native engine has reno, bbr"):
-        check_settings(SETTINGS, engine="native", controllers=["reno", "bbr"])
+    with pytest.raises(ConfigurationError, match="the native engine has cubic, bbr"):
+        check_settings(SETTINGS, engine="native", controllers=["cubic", "bbr"])
 
 
 def test_an_endpoint_needs_a_udp_socket_and_somebody_to_believe(udp: socket.socket) -> None:

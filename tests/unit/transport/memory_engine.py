@@ -192,9 +192,6 @@ class MemoryEngine(Engine):
             self.network.engines[self.node] = self
             return endpoint
 
-    def set_trust(self, endpoint: int, trust: Trust) -> None:
-        self.trust[endpoint] = trust
-
     def rebind(self, endpoint: int, sock: Any) -> None:
         with self.network.lock:
             for port in [port for port, served in self.network.served.items() if served == (self, endpoint)]:

@@ -68,14 +68,14 @@ def agree(rows: Sequence[Row], previous: Network, *, number: int) -> Network:
         previous: the table that held; not looked at where the ranks had different ones.
         number: of a new table: of the operation from which it holds, so that a group has no two with the same.
     """
-    table = _table_of(rows, number=number, message_s=previous.message_s)
+    table = _table_of(rows, number=number)
     same_before = len({int(row[DIGEST]) for row in rows}) == 1
     return previous if same_before and previous.number and not _differs(table, previous) else table
 
 
 def would_change(table: Network, rows: Sequence[Row]) -> bool:
     """Whether ranks that all hold this table would replace it, if these were their rows."""
-    return _differs(_table_of(rows, number=table.number, message_s=table.message_s), table)
+    return _differs(_table_of(rows, number=table.number), table)
 
 
 def last_operation(rows: Sequence[Row], *, ahead_max: int) -> int:
@@ -88,7 +88,7 @@ def last_operation(rows: Sequence[Row], *, ahead_max: int) -> int:
     return min(max(operations), statistics.median_low(operations) + ahead_max)
 
 
-def _table_of(rows: Sequence[Row], *, number: int, message_s: float) -> Network:
+def _table_of(rows: Sequence[Row], *, number: int) -> Network:
     size = len(rows)
     up, down, far_up, far_down, sites = (tuple(int(row[i]) for row in rows) for i in range(DIGEST))
     if any(row[FULL] for row in rows):  # who was never bound by its own link waited for those who were
@@ -108,7 +108,6 @@ def _table_of(rows: Sequence[Row], *, number: int, message_s: float) -> Network:
         sites=where,
         site_up_bits_per_s=_site_rates(there, far_up, up),
         site_down_bits_per_s=_site_rates(there, far_down, down),
-        message_s=message_s,
         number=number,
     )
 

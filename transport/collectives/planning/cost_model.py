@@ -66,7 +66,6 @@ class Network:
     sites: tuple[int, ...]
     site_up_bits_per_s: tuple[int, ...]
     site_down_bits_per_s: tuple[int, ...]
-    message_s: float = MESSAGE_S
     number: int = 0
 
     @classmethod
@@ -219,7 +218,7 @@ def predicted_s(problem: Problem, network: Network, plan: Plan) -> float:
 def _evaluate(problem: Problem, network: Network, plan: Plan) -> Candidate:
     traffic = ALGORITHMS[problem.operation][plan.algorithm].traffic(problem, plan)
     busy_s, bound = max(_busy(traffic, network, problem.codec))
-    latency_s = _latency_s(traffic, network) + traffic.messages * network.message_s
+    latency_s = _latency_s(traffic, network) + traffic.messages * MESSAGE_S
     return Candidate(plan, busy_s + latency_s, bound if busy_s > latency_s else "latency")
 
 

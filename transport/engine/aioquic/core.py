@@ -34,7 +34,6 @@ from transport.engine.base import (
     Event,
 )
 from transport.engine.validation import called, dialled, endpoint_numbered
-from transport.identity.credentials import Trust
 from transport.wire.control_frames import HelloKey
 from transport.wire.error_codes import WireCode
 
@@ -358,11 +357,6 @@ class Core(Loop):
         """Serve a socket."""
         self._endpoints[endpoint.number] = endpoint
         self._selector.register(endpoint.port.sock, selectors.EVENT_READ, endpoint)
-
-    def set_trust(self, number: int, trust: Trust) -> None:
-        """Judge new connections by something else."""
-        if number in self._endpoints:
-            self._endpoints[number].trust = trust
 
     def rebind(self, number: int, port: UdpPort) -> None:
         """Go on with another socket: what we dialled moves there, everything else ends."""

@@ -77,10 +77,6 @@ class AioquicEngine(Engine):
             check_taken(self._core.command(lambda: self._core.add_endpoint(endpoint)))
         return endpoint.number
 
-    def set_trust(self, endpoint: int, trust: Trust) -> None:
-        self._check_open()
-        self._core.command(lambda: self._core.set_trust(endpoint, trust))
-
     def rebind(self, endpoint: int, sock: socket.socket) -> None:
         with handed_over(sock):
             self._check_open()

@@ -25,7 +25,7 @@ const TURNS: u32 = 20;
 /// Longer than a connection is kept when nothing comes.
 const ENDS_WITHIN: Duration = Duration::from_secs(120);
 const STREAMS_MAX: usize = 8;
-const CONGESTION: [&str; 4] = ["cubic", "reno", "bbr", "auto"];
+const CONGESTION: [&str; 3] = ["cubic", "bbr", "auto"];
 static CONTENT: [u8; 4096] = [7; 4096];
 
 #[derive(Arbitrary, Debug)]
