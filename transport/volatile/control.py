@@ -177,10 +177,14 @@ class Control:
         self._suspicious = True
         self._wake.set()
 
-    def some(self, members: Sequence[Member], name: str) -> Group | None:
-        """A group of some workers, instead of the last such one; None while the view changes."""
+    def connects(self, view: View) -> bool:
+        """Whether this is the view, and its workers have a group."""
+        return self.group is not None and self.view is view
+
+    def some(self, view: View, members: Sequence[Member], name: str) -> Group | None:
+        """A group of some workers, instead of the last such one; None where this is not the view any more."""
         with self.changed:
-            if self.group is None:
+            if not self.connects(view):
                 return None
             before, self._some = self._some, self.links.present.subgroup(members, name)
         if before is not None:

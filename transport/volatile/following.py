@@ -32,10 +32,16 @@ ApplyResult = Callable[[int, Sequence[memoryview]], None]
 
 @dataclass(frozen=True)
 class Followed:
-    """The last step that was followed; `members` and `applied` as of `Committed`."""
+    """The last step that was followed; `members` and `applied` as of `Committed`.
+
+    Args:
+        contributed: this member's part is in that result or in one of those before it: it was reduced here as well, but
+            the others alone heard that it is committed.
+    """
 
     step: int
     members: tuple[Member, ...]
+    contributed: bool
     applied: bool
 
 
@@ -186,7 +192,7 @@ class Follower:
             TimedOutError: nobody has committed it in time.
             PeerError: it does not fit what this member holds; or it has other sizes, and there is no `apply_result`.
         """
-        control, last = self._control, None
+        control, last, contributed = self._control, None, False
         while control.view is view and control.state.phase is not Phase.FROZEN:
             control.raise_failure()
             state = control.state
@@ -209,24 +215,24 @@ class Follower:
                 continue
             if last is not None and self._apply_result is not None:
                 self._apply_result(last.what.step, last.tensors())
-            last = found
+            last, contributed = found, contributed or control.member in found.what.members
             if found.what.head <= step:
                 self._tell_ready()
                 break
             if self._apply_result is None:
                 break
-        return None if last is None else self._hand_over(last, views)
+        return None if last is None else self._hand_over(last, views, contributed=contributed)
 
-    def _hand_over(self, last: Fetch, views: Sequence[TensorView]) -> Followed:
+    def _hand_over(self, last: Fetch, views: Sequence[TensorView], *, contributed: bool) -> Followed:
         what = last.what
         if what.lengths == tuple(one.data.nbytes for one in views):
             for one, data in zip(views, last.tensors(), strict=True):
                 one.data[:] = data
-            return Followed(what.step, what.members, applied=False)
+            return Followed(what.step, what.members, contributed=contributed, applied=False)
         if self._apply_result is None:
             raise PeerError("the group", f"its tensors of step {what.step} have {what.lengths} bytes, not ours")
         self._apply_result(what.step, last.tensors())
-        return Followed(what.step, what.members, applied=True)
+        return Followed(what.step, what.members, contributed=contributed, applied=True)
 
     # What both do.
 

@@ -288,7 +288,7 @@ class VolatileGroup:
             try:
                 return run(group, view)
             except TransportError as error:
-                if isinstance(error, MisuseError | PeerError) and self._control.group is not None:
+                if isinstance(error, MisuseError | PeerError) and self._control.connects(view):
                     raise
                 _log.info("an exchange in epoch %d was given up: %s", view.epoch, error)
             self._steps.settled(view, self.step + 1)

@@ -112,7 +112,11 @@ class Steps:
                 if followed is None:
                     continue
                 met = Committed(
-                    followed.step, followed.members, attempts=0, contributed=False, applied=followed.applied
+                    followed.step,
+                    followed.members,
+                    attempts=0,
+                    contributed=followed.contributed,
+                    applied=followed.applied,
                 )
                 break
             attempts, self._reduced = attempts + 1, (view.epoch, step)
@@ -133,7 +137,7 @@ class Steps:
                     break
                 differed += self._control.view is view
             except TransportError as error:
-                if isinstance(error, MisuseError | PeerError) and self._control.group is not None:
+                if isinstance(error, MisuseError | PeerError) and self._control.connects(view):
                     raise
                 if time.monotonic() > give_up_s and not self._control.links.present.lost():
                     raise
@@ -150,7 +154,7 @@ class Steps:
                 raise PeerError("the group", f"members hold unequal results of step {step}: one of them computes wrong")
         for one in views:
             one.write_back()
-        if met.contributed:
+        if met.attempts:
             self._follower.keep(met.step, met.members, view, views, late=quorum > 0)
         self._control.hand_over.committed(met.members)
         return met
@@ -231,7 +235,7 @@ class Steps:
             return whole
         if self._member not in members:
             return None
-        return self._control.some(members, f"{view.epoch}.{step}")
+        return self._control.some(view, members, f"{view.epoch}.{step}")
 
     def _exchange(
         self, group: Group, view: View, members: tuple[Member, ...], step: int, views: Sequence[TensorView]

@@ -8,9 +8,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from volatile_workers import Forgetful, Worker, agree, trio, until, works
+from volatile_workers import SECRET, Forgetful, Worker, agree, trio, until, works
 
 from hive_qos.errors import HiveError, MisuseError, PeerError, RegisterLostError
+from transport.group import Group
 from transport.settings import Settings
 from transport.volatile.group import VolatileGroup
 from transport.volatile.links.mesh import CONNECT_S
@@ -185,3 +186,25 @@ def test_two_jobs_of_one_name_and_different_secrets_do_not_meet(start: Callable[
         )
     first.allow()
     until(lambda: first.step == 2)
+
+
+def test_an_exchange_goes_on_after_a_change_of_the_view_by_being_given_up(start: Callable[..., Worker]) -> None:
+    """Also where it was in no call when its group was closed: the next call says that it is."""
+    store = MemoryStore()
+    with VolatileGroup(
+        Register(store, job="job", secret=SECRET, timeout_s=0.5),
+        name="a",
+        get_state=bytes(4000).__bytes__,
+        set_state=lambda _data: None,
+        apply_result=lambda _step, _tensors: None,
+        settings=Settings(listen="127.0.0.1", broker="off"),
+    ) as group:
+
+        def exchange(connected: Group, view: View) -> str:
+            start("b", store)
+            until(lambda: group.view is not view and group._control.connects(group.view))
+            connected.allreduce(np.zeros(10, np.float32)).wait()
+            return "it was done"
+
+        assert group.aside(exchange) is None
+        until(lambda: group.aside(lambda connected, _view: connected.size) == 2)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from volatile_workers import Worker, agree, step_together, trio, until, works
 
+from hive_qos.errors import TransportError
+from transport.group import Group
 from transport.volatile.register.register import MemoryStore
+from transport.volatile.steps import Steps
 
 
 def test_a_late_part_is_left_out_and_its_member_takes_the_result(start: Callable[..., Worker]) -> None:
@@ -129,3 +133,38 @@ def test_who_was_late_gets_the_result_of_another_that_was_once_those_who_made_it
     late.allow()
     until(lambda: late.step == 10)
     assert np.array_equal(late.weights, makers[0].weights)
+
+
+def test_a_part_counts_as_one_that_did_also_where_only_the_others_heard_that_it_is_committed(
+    start: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members = trio(start, MemoryStore(), quorum=2)
+    others, cut_off = members[:2], members[2]
+    step_together(members, 8)
+    exchange = Steps._exchange
+
+    class Cut:
+        """A group whose members hear of this one that it is prepared, and go on; it hears nothing of them."""
+
+        def __init__(self, group: Group) -> None:
+            self._group = group
+
+        def all_gather(self, outputs: list[Any], said: Any) -> None:
+            self._group.all_gather(outputs, said).wait()
+            until(lambda: all(one.step == 12 for one in others))
+            raise TransportError("the link was cut")
+
+    def cut(steps: Steps, group: Any, *rest: Any) -> bool:
+        is_cut = steps._member.name == "c" and steps._control.step == 9
+        whole: Any = Cut(group) if is_cut else group
+        return exchange(steps, whole, *rest)
+
+    monkeypatch.setattr(Steps, "_exchange", cut)
+    for one in others:
+        one.allow(3)
+    cut_off.allow()
+    until(lambda: cut_off.step >= 10)
+    assert "c" in [str(one) for one in members[0].met[9].members]
+    assert cut_off.met[-1].attempts == 0
+    assert cut_off.met[-1].contributed
+    agree(*members)
