@@ -71,6 +71,8 @@ class HiveBackend(Methods, _Backend):  # type: ignore[misc]  # Any on purpose, s
 
     def run(self, method: Callable[..., Any], arguments: Sequence[Any]) -> Any:
         """Carry out a call. If it came through a process group of ours, that one gets the Work as it is."""
+        if method.__name__ == "recv_anysource" and not dispatch.is_awaited():
+            raise MisuseError("recv without a source: in a group of several backends torch does not say whose it was")
         work = super().run(method, arguments)
         if isinstance(work, HiveWork):
             dispatch.hand_over(work)

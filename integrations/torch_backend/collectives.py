@@ -259,11 +259,7 @@ class Collectives(Operations):
         return self.launch(
             "all-to-all",
             [target, taken],
-            [
-                calls.all_to_all(
-                    self.group.site, torch.split(target.memory, target_rows), torch.split(taken.memory, source_rows)
-                )
-            ],
+            [calls.all_to_all(self.group.site, _split(target.memory, target_rows), _split(taken.memory, source_rows))],
             result=[output],
             timeout_s=timeout_s,
         )
@@ -342,6 +338,11 @@ class Collectives(Operations):
         if len(rows) != self.group.size or sum(rows) != length or min(rows) < 0:
             raise MisuseError(f"all-to-all: split sizes {list(rows)} do not add up to {length} rows")
         return list(rows)
+
+
+def _split(tensor: torch.Tensor, rows: Sequence[int]) -> Tensors:
+    """A tensor without dimensions is one row."""
+    return torch.split(tensor if tensor.dim() else tensor.unsqueeze(0), list(rows))
 
 
 def _source(tensor: torch.Tensor) -> Staged:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import functools
 import logging
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -39,6 +40,12 @@ class CompletionThreads:
         self._jobs: collections.deque[Callable[[], None]] = collections.deque()
         self._bells: collections.deque[queue.SimpleQueue[None]] = collections.deque()
         self._threads: set[threading.Thread] = set()
+        os.register_at_fork(after_in_child=self._begin_anew)
+
+    def _begin_anew(self) -> None:
+        """In a forked child: these threads, and what they were to do, are the parent's."""
+        for inherited in (self._jobs, self._bells, self._threads):
+            inherited.clear()
 
     def run(self, job: Callable[[], None]) -> None:
         """Run `job` on one of the threads. Returns at once; what the job raises is logged."""

@@ -6,13 +6,16 @@ Why the future that torch gets is not the one that we complete
   `root.then(outcome)`, whose callback raises: that path carries an error into C++ properly.
 - The callback's error keeps its type for Python callers of `wait`, and through DDP its text, code first.
 
-Order of events at the end of an operation: the outcome is stored, `wait` returns, the root future is completed. The
-last runs other people's callbacks, on a completion thread; no lock is held then, and nobody who waits waits for them.
-Most works are waited for and nothing else: they have no future, and end on the transport's thread.
+Order of events at the end of an operation, as over Gloo: the outcome is stored, the root future is completed, `wait`
+returns. So what callbacks of the future did is there after `wait`. They are other people's code, and run on a
+completion thread, where no lock is held. Most works are waited for and nothing else: they have no future, and end on
+the transport's thread.
 """
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import functools
 import itertools
 import logging
@@ -101,6 +104,7 @@ class HiveWork(dist.Work):
         self._ends = itertools.count(1)
         self._devices: list[int | str | torch.device] = list(devices)
         self._futures: list[tuple[Any, Any]] = []
+        self._roots: collections.deque[Any] = collections.deque()  # whoever takes one completes it
 
     # What torch calls.
 
@@ -137,10 +141,11 @@ class HiveWork(dist.Work):
             made = root, root.then(self._outcome)
             self._futures.append(made)
             if self._futures[0] is made:  # two threads may come here together, or a signal's handler in between
+                self._roots.append(root)
                 if self._ended.is_set():  # as after `wait`: callbacks that are added run at once, as torchft expects
-                    root.set_result(None)
-                else:
-                    self._ended.tell(lambda: self._threads.run(lambda: root.set_result(None)))
+                    self._complete_future()
+                else:  # where it ends just now, without having seen that there is a future
+                    self._ended.tell(lambda: self._threads.run(self._complete_future))
         return self._futures[0][1]
 
     def is_completed(self) -> bool:
@@ -209,8 +214,8 @@ class HiveWork(dist.Work):
     def _one_ended(self) -> None:
         if next(self._ends) < self._expected:
             return
-        if self._finish is None and all(part.exception() is None for part in self._parts):
-            self._complete()
+        if self._finish is None and not self._futures and all(part.exception() is None for part in self._parts):
+            self._end()
         else:
             self._threads.run(self._complete)
 
@@ -228,6 +233,15 @@ class HiveWork(dist.Work):
                 outcome.error = error
         outcome.value = self.tensors
         self._finish = None  # it holds the staging memory
+        self._complete_future()
+        self._end()
+
+    def _complete_future(self) -> None:
+        with contextlib.suppress(IndexError):  # there is none, or it is complete
+            self._roots.popleft().set_result(None)
+
+    def _end(self) -> None:
+        self._outcome.value = self.tensors
         self._ended.set()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from functools import partial
 
@@ -159,3 +161,24 @@ def test_where_no_thread_can_be_started_jobs_still_run(monkeypatch: pytest.Monke
     done = threading.Event()
     threads.run(done.set)
     assert done.wait(30)
+
+
+def test_a_forked_child_has_threads_of_its_own() -> None:
+    program = """
+import os, signal, threading, warnings
+from integrations.torch_backend.completion_threads import CompletionThreads
+warnings.simplefilter("ignore")  # Python's own, of a fork beside threads
+threads, ran = CompletionThreads(), threading.Event()
+threads.run(ran.set)
+assert ran.wait(30)
+while not threads._bells:
+    pass
+child = os.fork()
+signal.alarm(60)
+ran.clear()
+threads.run(ran.set)
+assert ran.wait(30)
+if child:
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

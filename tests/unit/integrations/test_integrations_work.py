@@ -123,18 +123,16 @@ def test_a_copy_back_that_fails_fails_the_work() -> None:
         work.wait()
 
 
-def test_a_callback_may_use_the_work_because_no_lock_is_held_and_wait_has_returned() -> None:
-    part = Work("part")
-    work = make([part])
-    seen: list[bool] = []
-
-    def callback(_future: object) -> None:
-        work.tell(lambda: seen.append(work.wait()))
-
-    done = work.get_future().then(callback)
-    part.finish()
-    done.wait()
-    assert seen == [True]
+def test_what_callbacks_of_the_future_did_is_there_after_wait_and_they_never_run_on_the_transports_thread() -> None:
+    for _ in range(100):
+        part = Work("part")
+        work = make([part])
+        seen: list[str] = []
+        done = work.get_future().then(lambda _future, seen=seen: seen.append(threading.current_thread().name))
+        part.finish()
+        work.wait()
+        assert seen == ["hive-complete"]
+        assert done.done()
 
 
 def test_work_without_parts_ends_by_itself() -> None:

@@ -244,6 +244,12 @@ def all_to_all_in_all_its_forms(rank: int, size: int) -> None:
     rows = torch.empty(sum(received), 2)
     dist.all_to_all_single(rows, torch.full((sum(sent), 2), float(rank)), received, sent)
     same(rows, torch.cat([torch.full((n, 2), float(source)) for source, n in enumerate(received)]))
+    # A tensor without dimensions is one row.
+    before, behind = (rank - 1) % size, (rank + 1) % size
+    row = torch.empty(())
+    given, taken = ([int(one == other) for one in range(size)] for other in (behind, before))
+    dist.all_to_all_single(row, torch.tensor(float(rank)), taken, given)
+    assert row.item() == before
     raises(RuntimeError, lambda: dist.all_to_all_single(torch.empty(5), torch.empty(size), [5] * size, [1] * size))
 
 
