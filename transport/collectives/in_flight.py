@@ -32,6 +32,7 @@ from transport.collectives.python_executor import PythonExecutor
 from transport.collectives.schedule import Op, Schedule
 from transport.engine.base import Priority
 from transport.mesh.endpoint import Endpoint
+from transport.wire.header import U64_MAX
 from transport.work import Work, unforeseen
 
 EARLY_MAX = 1024
@@ -84,6 +85,7 @@ class InFlight:
         self._done: OrderedDict[Key, CallSignature] = OrderedDict()
         self._found_late: dict[str, HiveError] = {}
         self._over: dict[str, int] = {}
+        self._failed: set[str] = set()
         self.idle_since_s = time.monotonic()
         self._agreements = Agreements(
             groups=groups,
@@ -222,6 +224,7 @@ class InFlight:
     def _do_not_begin(self, key: Key, work: Work, error: HiveError) -> None:
         self._announcer.collective_ends(time.monotonic(), key)
         work.finish(error=error)
+        self._one_over(key[0], failed=True)
 
     def give_up(self, group: str, number: int, reason: str, *, work: Work | None = None) -> None:
         """Do not begin an operation that got its number, or end it if it has begun; it fails on the other members.
@@ -242,6 +245,7 @@ class InFlight:
             work.finish(error=CancelledError(f"{work.what}: {reason}"))
         if not self._endpoint.closing:
             self._tell_others(key, self._groups[group].ranks, CancelledError(reason))
+        self._one_over(group, failed=True)
 
     def tick(self, now_s: float) -> float:
         """Time out what is late; returns when to be called next.
@@ -336,8 +340,15 @@ class InFlight:
         """Whether anything is under way."""
         return bool(self._running)
 
+    def close(self, group: str) -> None:
+        """Take no more messages of a group."""
+        for one in (group, agreement_group(group)):
+            self._over[one] = U64_MAX
+
     def forget(self, group: str) -> None:
-        """Drop all that is known of a group in which nothing is under way any more."""
+        """Drop all that is known of a group in which nothing is under way any more: another may have its name."""
+        self._over.pop(group, None)
+        self._endpoint.discard(group, 0)
         remembered: tuple[OrderedDict[Key, object], ...] = (self._given_up, self._early, self._done)  # type: ignore[assignment]
         for what in remembered:
             for key in [key for key in what if key[0] == group]:
@@ -364,11 +375,19 @@ class InFlight:
                 self._planner(key[0]).ended(self._problem(task.call, task.number), task.choice, took_s=task.took_s())
         elif not task.remote:
             self._tell_others(key, task.ranks, task.error, disagrees=task.disagrees)
-        if not self.is_running(key[0]):
-            # Every earlier operation of the group is over here: what still waits for one is a late duplicate, or left
-            # of one that failed, or (for the last few alone worth looking at) is of another call than ours was.
-            kept = 0 if task.error is not None else LATE_STEPS
-            self._over[key[0]] = max(self._groups[key[0]].begun - kept, 0)
+        self._one_over(key[0], failed=task.error is not None)
+
+    def _one_over(self, group: str, *, failed: bool) -> None:
+        """An operation has ended here, or will never begin. Once all that have begun are over, what still waits for one
+        is a late duplicate, or left of one that failed, which may fill the store for unposted messages, or (for the
+        last few alone worth looking at) is of another call than ours was."""
+        if failed:
+            self._failed.add(group)
+        if self.is_running(group):
+            return
+        kept = 0 if group in self._failed else LATE_STEPS
+        self._failed.discard(group)
+        self._over[group] = max(self._groups[group].begun - kept, self._over.get(group, 0))
 
     def _learn_late(self, key: Key, error: HiveError) -> None:
         """An operation that has ended well here was not the others'. What comes after it in the group raises that."""

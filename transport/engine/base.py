@@ -408,7 +408,11 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def discard(self, *, group: str, before_step: int) -> None:
-        """Drop waiting messages of a group's steps before `before_step`, late ones too (an abandoned step)."""
+        """Drop waiting messages of a group's steps before `before_step`, late ones too (an abandoned step).
+
+        Args:
+            before_step: not below an earlier one; 0 takes all that comes from now on.
+        """
 
     @abc.abstractmethod
     def statistics(self) -> Mapping[int, ConnectionStatistics]:

@@ -379,7 +379,7 @@ class NativeEngine(Engine):
             return None
         rank = identity[1]
         accepted = admission.message_bytes_accepted(hello)
-        account = "" if rank is None else str(rank)
+        account = f"{rank} bulk" if link.bulk else str(rank)  # what waits of bulk stops nothing else
         both_native = self.settings.dead_after_s is None and hello.get(HelloKey.ENGINE) == self.name
         patience_s = NATIVE_DEAD_AFTER_S if both_native else None
         job, place = str(hello.get(HelloKey.JOB, "")), hello.get(HelloKey.MEETING_PLACE)

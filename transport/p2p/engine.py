@@ -27,7 +27,7 @@ from transport.p2p.operation import ASK, BODY, GROUP_SUFFIX, HEAD, VOID, P2POp, 
 from transport.p2p.sequence_numbers import SequenceNumbers
 from transport.tensors import TensorView
 from transport.wire.dtypes import item_bytes
-from transport.wire.header import Header, MatchKey
+from transport.wire.header import U64_MAX, Header, MatchKey
 from transport.work import unforeseen
 
 INLINE_BYTES = 64 * 1024
@@ -36,7 +36,6 @@ EAGER_BYTES_MAX = 8 * 2**20
 """To one peer, of bodies that nobody has asked for: a quarter of the connection's window."""
 TAG_MAX = 2**40 - 1
 REFUSAL_BYTES_MAX = 512
-STEPS_MAX = 2**63 - 1
 
 
 class P2PEngine:
@@ -157,10 +156,14 @@ class P2PEngine:
         op.tickets.clear()
         self._settle(op)
 
+    def close(self, group: str) -> None:
+        """Take no more messages of a group."""
+        self._endpoint.discard(group + GROUP_SUFFIX, U64_MAX)
+
     def forget(self, group: str) -> None:
-        """Drop all that is known of a group in which nothing is under way any more."""
+        """Drop all that is known of a group in which nothing is under way any more: another may have its name."""
         wire = group + GROUP_SUFFIX
-        self._endpoint.discard(wire, STEPS_MAX)
+        self._endpoint.discard(wire, 0)
         for numbers in (self._sent, self._taken):
             numbers.forget(lambda key: key[0] == group)
         for parts in (self._unexpected, self._asked):

@@ -135,9 +135,13 @@ impl Matcher {
         drop(gone); // behind the lock: connections may go with it
     }
 
-    /// Drop waiting messages of a group's earlier steps, and those that come later.
+    /// Drop waiting messages of a group's earlier steps, and those that come later. 0 forgets this, and takes them all.
     pub fn discard(&self, group: &str, before_step: u64) {
         let mut queues = self.lock();
+        if before_step == 0 {
+            queues.floors.remove(group);
+            return;
+        }
         let before_step = before_step.max(queues.floor(group));
         let age = queues.number();
         queues.floors.insert(group.to_owned(), (before_step, age));

@@ -267,7 +267,7 @@ class MemoryEngine(Engine):
 
     def discard(self, *, group: str, before_step: int) -> None:
         with self.network.lock:
-            self._floors[group] = max(before_step, self._floors.get(group, 0))
+            self._floors[group] = max(before_step, self._floors.get(group, 0)) if before_step else 0
             for peer, key in tuple(self._stored):
                 if key.group == group and key.step < before_step:
                     del self._stored[peer, key]

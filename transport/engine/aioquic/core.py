@@ -221,7 +221,7 @@ class Core(Loop):
         self._events.append(up)
         job = str(session.peer_hello.get(HelloKey.JOB, ""))
         session.connection.incoming.begin(
-            self.operations.matcher(session.peer), job=job, account=session.identity[1], connection=session.number
+            self.operations.matcher(session.peer), job=job, account=session.identity[1:], connection=session.number
         )
 
     def _emit(self, event: Event) -> None:

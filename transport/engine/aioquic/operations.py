@@ -85,7 +85,10 @@ class Operations:
 
     def discard(self, group: str, before_step: int) -> None:
         """Forget a group's earlier steps."""
-        self._floors[group] = max(before_step, self._floors.pop(group, 0))
+        floor = max(before_step, self._floors.pop(group, 0))
+        if before_step == 0:
+            return
+        self._floors[group] = floor
         if len(self._floors) > GROUPS_MAX:
             del self._floors[next(iter(self._floors))]
         for matcher in self._matchers.values():
