@@ -9,7 +9,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -110,6 +110,8 @@ def test_views_notes_and_counters_on_three_servers_of_which_one_is_lost(three: C
     store._lease = ("7", time.monotonic() + 100.0)  # as after hours of suspension
     store.set("note", b"kept")
     assert other.get("note") == b"kept"
+    store._lease = ("7", time.monotonic() + 100.0)
+    assert store.add("counter", 1) == other.add("counter", 0) == 41
 
     three.processes[1].kill()
     lone = EtcdStore(three.endpoints, timeout_s=2.0)
@@ -166,9 +168,10 @@ class Gateway(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     answers: list[tuple[int, bytes]] = []  # noqa: RUF012 - replaced by each test
+    asked: list[bytes] = []  # noqa: RUF012 - replaced by who looks at it
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
+        self.asked.append(self.rfile.read(int(self.headers["Content-Length"])))
         status, data = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
@@ -221,6 +224,33 @@ def test_after_a_server_without_a_leader_the_next_answer_counts(gateway: str, mo
     (closed,) = free_ports(1)
     with contextlib.closing(EtcdStore([f"http://127.0.0.1:{closed}", gateway])) as store:
         assert store.get("key") == b"hi"
+
+
+@pytest.mark.parametrize(
+    ("write", "before", "done"),
+    [
+        (lambda store: store.set("key", b"value"), [], b"{}"),
+        (lambda store: store.add("key", 5), [b"{}"], b'{"succeeded": true}'),
+    ],
+    ids=["set", "add"],
+)
+def test_a_lease_that_went_while_this_host_slept_is_replaced(
+    gateway: str,
+    write: Callable[[EtcdStore], object],
+    before: list[bytes],
+    done: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gone = (404, error("etcdserver: requested lease not found"))
+    granted = [(200, json.dumps({"ID": lease}).encode()) for lease in ("71", "72")]
+    found = [(200, one) for one in before]
+    monkeypatch.setattr(Gateway, "answers", [*found, granted[0], gone, granted[1], (200, done)])
+    monkeypatch.setattr(Gateway, "asked", [])
+    with contextlib.closing(EtcdStore([gateway], timeout_s=2.0)) as store:
+        write(store)
+    first, _, second = Gateway.asked[-3:]
+    assert b'"lease": "71"' in first
+    assert second == first.replace(b"71", b"72")
 
 
 def test_a_server_that_says_nothing_costs_a_bounded_time() -> None:

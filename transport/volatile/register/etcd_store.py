@@ -75,15 +75,8 @@ class EtcdStore:
         return _value(self._ask(f"reading {key}", "kv/range", {"key": _encoded(key)}))
 
     def set(self, key: str, value: bytes) -> None:
-        for again in (True, False):
-            put = {"key": _encoded(key), "value": _encoded(value), "lease": self._leased()}
-            try:
-                self._ask(f"writing {key}", "kv/put", put)
-                return
-            except RegisterLostError as error:
-                if not again or _LEASE_GONE not in error.reason:
-                    raise
-                self._lease = None  # this process was suspended for longer
+        put = {"key": _encoded(key), "value": _encoded(value)}
+        self._ask_leased(f"writing {key}", "kv/put", put, leased=put)
 
     def compare_set(self, key: str, expected: bytes, value: bytes) -> bytes:
         name = _encoded(key)
@@ -108,15 +101,16 @@ class EtcdStore:
         while True:
             total = _number(held) + amount
             at = {"target": "VALUE", "value": _encoded(held)} if held is not None else _absent()
+            note = {"key": done, "value": _encoded(str(total))}
             request = {
                 "compare": [{"key": name, "result": "EQUAL", **at}, {"key": done, "result": "EQUAL", **_absent()}],
                 "success": [
                     {"request_put": {"key": name, "value": _encoded(str(total))}},
-                    {"request_put": {"key": done, "value": _encoded(str(total)), "lease": self._leased()}},
+                    {"request_put": note},
                 ],
                 "failure": [{"request_range": {"key": name}}, {"request_range": {"key": done}}],
             }
-            answer = self._ask(f"counting {key}", "kv/txn", request)
+            answer = self._ask_leased(f"counting {key}", "kv/txn", request, leased=note)
             if answer.get("succeeded"):
                 return total
             if (before := _value(_response(answer, 1))) is not None:  # an answer was lost: it is done
@@ -128,13 +122,27 @@ class EtcdStore:
         with self._lock:
             self._drop()
 
+    def _ask_leased(
+        self, what: str, path: str, request: Mapping[str, object], *, leased: dict[str, str]
+    ) -> dict[str, Any]:
+        """Ask with `leased`, a put of the request, under the lease; once more under a new one where that is gone."""
+        leased["lease"] = self._leased()
+        try:
+            return self._ask(what, path, request)
+        except RegisterLostError as error:
+            if _LEASE_GONE not in error.reason:
+                raise
+        self._lease = None  # this host slept for longer, and its clock stood
+        leased["lease"] = self._leased()
+        return self._ask(what, path, request)
+
     def _leased(self) -> str:
         """The lease of what is written now: it lasts for at least half of `NOTES_S`."""
-        now_s = time.monotonic()
-        if self._lease is None or now_s > self._lease[1]:
+        now_s, lease = time.monotonic(), self._lease  # another thread may drop it
+        if lease is None or now_s > lease[1]:
             granted = self._ask("asking for a lease", "lease/grant", {"TTL": str(NOTES_S)})
-            self._lease = (str(granted.get("ID", "0")), now_s + NOTES_S / 2)
-        return self._lease[0]
+            self._lease = lease = (str(granted.get("ID", "0")), now_s + NOTES_S / 2)
+        return lease[0]
 
     def _ask(self, what: str, path: str, request: Mapping[str, object]) -> dict[str, Any]:
         """Ask one server after the other until one answers."""
