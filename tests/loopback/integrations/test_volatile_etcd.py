@@ -253,6 +253,15 @@ def test_a_lease_that_went_while_this_host_slept_is_replaced(
     assert second == first.replace(b"71", b"72")
 
 
+def test_a_server_that_closes_after_each_answer_is_asked_over_a_new_connection(
+    gateway: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Gateway, "protocol_version", "HTTP/1.0")  # as `Connection: close` in 1.1
+    monkeypatch.setattr(Gateway, "answers", [(200, b'{"kvs": [{"value": "aGk="}]}')])
+    with contextlib.closing(EtcdStore([gateway])) as store:
+        assert [store.get("key") for _ in range(3)] == [b"hi"] * 3
+
+
 def test_a_server_that_says_nothing_costs_a_bounded_time() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))

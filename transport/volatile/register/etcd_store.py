@@ -197,7 +197,9 @@ class EtcdStore:
             data = response.read(ANSWER_BYTES_MAX + 1)
             if len(data) > ANSWER_BYTES_MAX:
                 raise ValueError(f"it answers with more than {ANSWER_BYTES_MAX} bytes")
-            return response.status, data
+        if response.will_close:
+            self._drop()
+        return response.status, data
 
     def _drop(self) -> None:
         connection, self._connection = self._connection, None
