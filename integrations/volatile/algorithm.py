@@ -146,7 +146,7 @@ class Algorithm:
         return []
 
     def _shared_state(self) -> dict[str, Any]:
-        """What a member that joins begins with."""
+        """What a member that joins begins with: tensors on the host, so that its bytes name no member's GPU."""
         return self.state_dict()
 
     def _take_shared_state(self, state: Mapping[str, Any]) -> None:
@@ -187,7 +187,7 @@ class Algorithm:
 
     def _take_state_bytes(self, data: bytes) -> None:
         try:
-            self._take_shared_state(torch.load(io.BytesIO(data), weights_only=True))
+            self._take_shared_state(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
         except MisuseError as error:
             raise PeerError("the group", f"it trains another model: {error}") from error
 

@@ -80,8 +80,8 @@ class PartialMean(Algorithm):
         self._optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Algorithm`. It has the optimiser's state, which all members share."""
-        return {"parameters": self._all.read(), "optimizer": self._optimizer.state_dict()}
+        """See `Algorithm`. It has the optimiser's state, which all members share, on the host."""
+        return {"parameters": self._all.read(), "optimizer": _on_host(self._optimizer.state_dict())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._require_apart()
@@ -96,3 +96,12 @@ class PartialMean(Algorithm):
 
     def _state_bytes(self) -> bytes | None:
         return None if self._due is not None else super()._state_bytes()
+
+
+def _on_host(state: Any) -> Any:
+    """The same with all tensors on the CPU. An optimiser that loads it moves them to its parameters."""
+    if isinstance(state, torch.Tensor):
+        return state.cpu()
+    if isinstance(state, dict):
+        return {key: _on_host(value) for key, value in state.items()}
+    return type(state)(map(_on_host, state)) if isinstance(state, list | tuple) else state

@@ -143,3 +143,44 @@ def test_a_member_that_trains_on_while_it_is_let_in_again_brings_no_step_twice(c
     algorithm._meet_merges()
     assert trained.tolist() == [15.0 if contributed else 17.0] * ELEMS
     assert algorithm._steps == [1 if contributed else 2]
+
+
+class GpuTensor(torch.Tensor):
+    """Stands for one on a GPU: only its copy on the host can be read by who has none."""
+
+    def cpu(self, *_: Any, **__: Any) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor)
+
+
+def partial_mean(kind: type[torch.Tensor]) -> PartialMean:
+    """After two steps; its optimiser's tensors are of that kind."""
+    trained = parameter()
+    optimizer = torch.optim.AdamW([trained], lr=0.5)
+    made = PartialMean([trained], optimizer=optimizer)
+    for gradient in (2.0, -3.0):
+        take(made, [gradient] * ELEMS)
+    for name, value in optimizer.state[trained].items():
+        optimizer.state[trained][name] = value.as_subclass(kind)
+    optimizer.param_groups[0]["lr"] = torch.tensor(0.5).as_subclass(kind)
+    return made
+
+
+def test_a_member_without_a_gpu_takes_the_state_of_one_with_a_gpu_which_gives_the_same_bytes() -> None:
+    on_host, on_gpu = partial_mean(torch.Tensor), partial_mean(GpuTensor)
+    state = on_gpu._state_bytes()
+    assert state == on_host._state_bytes()
+    assert state is not None
+    trained = parameter()
+    newcomer = PartialMean([trained], optimizer=torch.optim.AdamW([trained], lr=0.1))
+    newcomer._take_state_bytes(state)
+    assert newcomer._state_bytes() == state
+
+
+def test_a_state_that_names_a_gpu_is_taken_by_who_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.serialization, "location_tag", lambda storage: "cuda:7")
+    state = partial_mean(torch.Tensor)._state_bytes()
+    assert state is not None
+    assert b"cuda:7" in state
+    trained = parameter()
+    PartialMean([trained], optimizer=torch.optim.AdamW([trained], lr=0.1))._take_state_bytes(state)
+    assert trained.device.type == "cpu"
