@@ -27,7 +27,7 @@ from hive_qos.errors import MisuseError, PeerError
 from integrations.volatile.fragments import cut, trainable
 from integrations.volatile.outer import nesterov
 from transport.settings import Settings
-from transport.volatile.group import EVERYBODY, JOIN_S, VolatileGroup
+from transport.volatile.group import EVERYBODY, JOIN_S, STEP_S, VolatileGroup
 from transport.volatile.register.register import Register
 from transport.volatile.steps import Committed
 
@@ -62,6 +62,7 @@ class Algorithm:
         name: str,
         members_min: int = 1,
         settings: Settings | None = None,
+        timeout_s: float = STEP_S,
         join_timeout_s: float = JOIN_S,
     ) -> Iterator[VolatileGroup]:
         """Be a member inside this block. Who comes later begins with the others' state.
@@ -80,6 +81,7 @@ class Algorithm:
                 apply_result=self._take_result,
                 members_min=members_min,
                 settings=settings,
+                timeout_s=timeout_s,
                 join_timeout_s=join_timeout_s,
             ) as group:
                 self._joined, self._inner, self._trains = group, 0, threading.get_ident()
@@ -98,7 +100,7 @@ class Algorithm:
 
         Raises:
             EvictedError: the others went on without this member, and have all left.
-            TimedOutError: nobody has let it in again in time.
+            TimedOutError: a member that lives did not come in time, or nobody has let this one in again.
         """
         if tokens < 1:
             raise MisuseError(f"a step learns from one token at least, not from {tokens}")

@@ -47,6 +47,9 @@ _log = logging.getLogger("transport.volatile")
 
 EVERYBODY = MEMBERS_MAX
 """As a quorum: this step waits for all."""
+STEP_S = 1800.0
+"""As torch's `default_pg_timeout`: who needs 10 minutes for a round can wait for one who needs 40. A lost member is
+found within seconds without it."""
 JOIN_S = 300.0
 """A step of the others may take minutes, and a newcomer is let in after one."""
 AGAIN_S = 1.0
@@ -70,6 +73,7 @@ class VolatileGroup:
         members_min: `all_reduce` waits until so many work.
         settings: addresses, engine and identity; None reads the `HIVE_*` environment. A state larger than its
             `receive_bytes_max` is refused.
+        timeout_s: so long a call waits for a member that lives and does not come.
         join_timeout_s: so long to be admitted, and again after this member was left out; and for a register that
             cannot be reached when the view has to change.
 
@@ -91,6 +95,7 @@ class VolatileGroup:
         apply_result: ApplyResult | None = None,
         members_min: int = 1,
         settings: Settings | None = None,
+        timeout_s: float = STEP_S,
         join_timeout_s: float = JOIN_S,
     ) -> None:
         settings = settings or Settings.from_environment()
@@ -98,7 +103,7 @@ class VolatileGroup:
             raise MisuseError(f"a member's name has 1 to {NAME_BYTES_MAX} bytes: {name!r}")
         self._register, self._name, self._settings = register, name, settings
         self._get_state, self._set_state, self._apply_result = get_state, set_state, apply_result
-        self._members_min, self._join_timeout_s = members_min, join_timeout_s
+        self._members_min, self._timeout_s, self._join_timeout_s = members_min, timeout_s, join_timeout_s
         self._closed = False
         self._joining: Control | None = None
         self._join_first()
@@ -190,7 +195,7 @@ class VolatileGroup:
         tensors: object | Sequence[object],
         op: ReduceOp = ReduceOp.MEAN,
         *,
-        timeout_s: float = 300.0,
+        timeout_s: float | None = None,
         quorum: int = 0,
         finite: bool = True,
         compression: str = "",
@@ -205,6 +210,7 @@ class VolatileGroup:
         tensors are as they were then, too, and what they say was learned from an older state.
 
         Args:
+            timeout_s: of this step; None is the group's.
             quorum: with that many parts, and more than half of all, a step does not wait for one that is later than the
                 last arrivals let expect. Who is late three times in a row only follows the next three steps, and
                 twice as many each time that it is late again, 48 at most. 0 on all members waits for all, and so
@@ -215,10 +221,12 @@ class VolatileGroup:
         Raises:
             EvictedError: the others go on without this process, which has no `apply_result`, or have all left.
             RegisterLostError: the view has to change, and the register cannot be reached for long.
-            TimedOutError: fewer than `members_min` members were there, or none admitted this one again.
+            TimedOutError: a member that lives did not come in time, or fewer than `members_min` were there; or none
+                admitted this one again.
             PeerError: members called with different tensors or operations, or hold unequal results.
             MisuseError: a tensor cannot be reduced, or is not finite.
         """
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
         try:
             met = self._steps.make(
                 tensors, op, timeout_s, quorum=quorum, finite=finite, compression=compression, feedback=feedback
@@ -234,7 +242,7 @@ class VolatileGroup:
         op: ReduceOp = ReduceOp.MEAN,
         *,
         quorum: int,
-        timeout_s: float = 300.0,
+        timeout_s: float | None = None,
         finite: bool = True,
         compression: str = "",
         feedback: Hashable = None,
@@ -252,6 +260,7 @@ class VolatileGroup:
         """
         if self.member not in self.view.workers:
             return None
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
         try:
             return self._steps.make(
                 tensors,
@@ -272,7 +281,7 @@ class VolatileGroup:
         self._join_again(reason)
         return Committed(self.step, (), attempts=0, contributed=contributed, applied=True)
 
-    def aside(self, run: Callable[[Group, View], T], *, timeout_s: float = 300.0) -> T | None:
+    def aside(self, run: Callable[[Group, View], T], *, timeout_s: float | None = None) -> T | None:
         """Run something on the group of the present view's workers, apart from steps: exchanges between single members.
 
         Returns:
@@ -280,6 +289,7 @@ class VolatileGroup:
 
         Raises: as of `all_reduce`, and what `run` raises while the view stays.
         """
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
         try:
             group, view = self._steps.ready(time.monotonic() + timeout_s, timeout_s)
             if group is None:  # this member has to follow the others' steps first

@@ -23,7 +23,7 @@ from volatile_members import (
     train,
 )
 
-from hive_qos.errors import EvictedError, MisuseError
+from hive_qos.errors import EvictedError, MisuseError, TimedOutError
 from integrations.volatile import A2CiD2, AsyncDiLoCo, DiLoCo, PartialMean, StreamingDiLoCo
 from integrations.volatile.algorithm import Algorithm
 
@@ -335,3 +335,34 @@ def takes_part(algorithm: Algorithm) -> bool:
     if isinstance(algorithm, A2CiD2):
         return algorithm.exchanges > 0
     return algorithm.last is not None and algorithm.last.contributed and len(algorithm.last.members) == 3
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda network, inner: DiLoCo(network.parameters(), every=1),
+        lambda network, inner: StreamingDiLoCo(network.parameters(), every=1, fragments=1, overlap=0),
+        lambda network, inner: PartialMean(network.parameters(), optimizer=inner),
+    ],
+    ids=["DiLoCo", "StreamingDiLoCo", "PartialMean"],
+)
+def test_a_meeting_waits_for_a_member_that_lives_as_long_as_join_was_told(make: Callable[..., Algorithm]) -> None:
+    where, ended, limit_s = register(), threading.Event(), 1.0
+
+    def run(rank: int) -> None:
+        network = model()
+        inner = sgd(network)
+        algorithm = make(network, inner)
+        with algorithm.join(where, name=f"m-{rank}", members_min=2, settings=SETTINGS, timeout_s=limit_s) as group:
+            group.all_reduce(torch.zeros(1), timeout_s=60.0)  # both are there
+            if rank == 1:
+                assert ended.wait(60.0)
+                return
+            try:
+                with pytest.raises(TimedOutError) as late:
+                    step_once(network, inner, algorithm)
+                assert late.value.timeout_s == limit_s
+            finally:
+                ended.set()
+
+    in_threads(2, run)
