@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import secrets
 import socket
 import time
 from collections.abc import Mapping
@@ -18,6 +19,9 @@ from hive_qos.errors import TimedOutError, TransportError
 POLL_S_MIN = 0.005
 POLL_S_MAX = 0.1
 """A rank usually appears within milliseconds of the others; one that loads data first is not worth a busy store."""
+SET_TIMEOUT_S = 60.0
+"""For rank 0's reply, where a rank writes before it has read anything."""
+TOKEN_BYTES = 16
 
 LOOPBACK = "127.0.0.1"
 _NOWHERE = (("192.0.2.1", socket.AF_INET), ("2001:db8::1", socket.AF_INET6))
@@ -25,49 +29,71 @@ _NOWHERE = (("192.0.2.1", socket.AF_INET), ("2001:db8::1", socket.AF_INET6))
 
 
 class StoreRendezvous:
-    """`transport.Rendezvous` over a torch store.
+    """`transport.Rendezvous` over a torch store, under keys that no earlier run has used.
+
+    The store may hold an earlier run's keys: torchrun keeps it when it restarts the ranks, and a process may connect
+    twice. So rank 0 draws a new prefix. Each other rank requests it with a random token, and reads it under a key that
+    contains the token: only a rank 0 that is there after the request can reply. Rank 0 replies to all tokens that it
+    finds whenever it waits, so that a restarted rank has its reply too. A dead rank's token says nothing to rank 0.
 
     It asks whether a key is there and sleeps, rather than block in `store.get`: a blocked TCPStore client holds its one
     connection, and every other user of that store would wait with it.
 
     Args:
         store: any torch store; the process group's own prefix is in it already.
-        prefix: keeps this connecting apart from earlier ones in the same store (`generation_of`).
+
+    Raises:
+        TransportError: the store cannot be written.
     """
 
-    def __init__(self, store: Store, *, prefix: str) -> None:
+    def __init__(self, store: Store, *, rank: int, world_size: int) -> None:
         self._store = store
-        self._prefix = prefix
+        self._token = secrets.token_bytes(TOKEN_BYTES)
+        self._prefix = f"hive/{self._token.hex()}/" if rank == 0 else ""
+        self._replied = dict.fromkeys(range(1, world_size) if rank == 0 else (), b"")
+        if rank != 0:
+            self._write(f"hive/request/{rank}", self._token)
 
     def set(self, key: str, value: bytes) -> None:
+        self._write(self._name(key, SET_TIMEOUT_S), value)
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        give_up_s = time.monotonic() + timeout_s
+        name = self._name(key, timeout_s)
+        return self._read(name, max(give_up_s - time.monotonic(), 0.0))
+
+    def _name(self, key: str, timeout_s: float) -> str:
+        if not self._prefix:
+            self._prefix = f"hive/{self._read(f'hive/reply/{self._token.hex()}', timeout_s).hex()}/"
+        return self._prefix + key
+
+    def _write(self, name: str, value: bytes) -> None:
         try:
-            self._store.set(self._prefix + key, value)  # type: ignore[arg-type]  # bytes are fine, the stub says str
+            self._store.set(name, value)  # type: ignore[arg-type]  # bytes are fine, the stub says str
         except RuntimeError as error:
             raise TransportError(f"the rendezvous store cannot be written: {error}") from error
 
-    def get(self, key: str, timeout_s: float) -> bytes:
-        name = self._prefix + key
+    def _read(self, name: str, timeout_s: float) -> bytes:
         give_up_s = time.monotonic() + timeout_s
         pause_s = POLL_S_MIN
         try:
             while not self._store.check([name]):
                 left_s = give_up_s - time.monotonic()
                 if left_s <= 0:
-                    raise TimedOutError(f"rendezvous key {key}", timeout_s=timeout_s)
+                    raise TimedOutError(f"rendezvous key {name}", timeout_s=timeout_s)
+                self._reply()
                 time.sleep(min(pause_s, left_s))
                 pause_s = min(pause_s * 1.5, POLL_S_MAX)
             return bytes(self._store.get(name))
         except RuntimeError as error:
             raise TransportError(f"the rendezvous store cannot be read: {error}") from error
 
-
-def generation_of(store: Store, *, rank: int) -> int:
-    """How often this rank has connected through this store, counting this time.
-
-    A second `init_process_group` in one process finds the first one's keys in the store: old addresses, old
-    fingerprints. All ranks connect equally often, so that they count the same and meet under fresh keys.
-    """
-    return int(store.add(f"hive/connects/{rank}", 1))
+    def _reply(self) -> None:
+        for rank, replied in self._replied.items():
+            name = f"hive/request/{rank}"
+            if self._store.check([name]) and (token := bytes(self._store.get(name))) != replied:
+                self._write(f"hive/reply/{token.hex()}", self._token)
+                self._replied[rank] = token
 
 
 def own_address(store: Store, *, world_size: int | None, environment: Mapping[str, str] | None = None) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import transport
-from integrations.torch_backend.store_rendezvous import StoreRendezvous, generation_of, own_address
+from integrations.torch_backend.store_rendezvous import StoreRendezvous, own_address
 
 NAME_BYTES_MAX = 64
 """The transport's limit of a group's name."""
@@ -114,9 +114,8 @@ def world_for(options: Any, *, ranks: tuple[int, ...], name: str, timeout_s: flo
     settings = transport.Settings.from_environment()
     if not (settings.listen or settings.interface):
         settings = dataclasses.replace(settings, listen=own_address(store, world_size=len(ranks)))
-    rendezvous = StoreRendezvous(store, prefix=f"hive/{generation_of(store, rank=rank)}/")
     group = transport.Group.connect(
-        rendezvous,
+        StoreRendezvous(store, rank=rank, world_size=len(ranks)),
         rank=rank,
         world_size=len(ranks),
         name=name,

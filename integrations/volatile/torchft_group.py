@@ -50,7 +50,7 @@ class ProcessGroupHive(ProcessGroupWrapper):  # type: ignore[misc]  # torchft ha
         if not (settings.listen or settings.interface):
             settings = replace(settings, listen=own_address(store, world_size=world_size))
         group = self._connected = transport.Group.connect(
-            StoreRendezvous(store, prefix="hive/"),  # torchft gives each quorum a prefix of its own
+            StoreRendezvous(store, rank=rank, world_size=world_size),
             rank=rank,
             world_size=world_size,
             name=f"torchft/{self._quorum_id}",

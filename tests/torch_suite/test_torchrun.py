@@ -45,6 +45,9 @@ def test_a_framework_trains_to_the_weights_that_it_trains_to_over_gloo(program: 
 
 
 @pytest.mark.timeout(300)
-def test_ranks_that_torchrun_restarts_after_two_deaths_reach_the_weights_of_a_run_without(tmp_path: Path) -> None:
-    gloo, hive = run("restart.py", "gloo", tmp_path, "0"), run("restart.py", "hive", tmp_path, "2")
+@pytest.mark.parametrize("deaths", [["collective", "collective"], ["init"]], ids=["twice-connected", "unconnected"])
+def test_ranks_that_torchrun_restarts_after_deaths_reach_the_weights_of_a_run_without(
+    deaths: list[str], tmp_path: Path
+) -> None:
+    gloo, hive = run("restart.py", "gloo", tmp_path), run("restart.py", "hive", tmp_path, *deaths)
     assert torch.equal(hive["weights"], gloo["weights"])

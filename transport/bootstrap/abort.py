@@ -12,7 +12,6 @@ import contextlib
 import json
 import logging
 import threading
-import time
 from collections.abc import Collection, Iterator
 
 from hive_qos.errors import CancelledError, ConnectionLostError, PeerError, TimedOutError, TransportError
@@ -94,7 +93,8 @@ class BootstrapAbort:
         if self._read_reason() is None:  # else we pass on what stopped us, and the others can read it as we did
             self._rendezvous.set(self._key, self._written(_cleaned(reason)))
         if self._rank == 0:
-            time.sleep(LINGER_S)
+            with contextlib.suppress(TimedOutError):  # a key that nobody sets; a store may need rank 0 to wait in `get`
+                self._rendezvous.get(f"{self._key}/never", LINGER_S)
 
     def _written(self, reason: str) -> bytes:
         fields: dict[str, object] = {"v": VERSION, "rank": self._rank, "reason": reason, "run": self._nonce.hex()}

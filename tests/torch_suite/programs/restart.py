@@ -1,13 +1,14 @@
 """A torchrun script that saves each step and goes on from there after a restart.
 
-    torchrun --nproc-per-node=2 --max-restarts=3 restart.py BACKEND OUTPUT DEATHS
+    torchrun --nproc-per-node=2 --max-restarts=3 restart.py BACKEND OUTPUT [WHERE...]
 
-In each of its first DEATHS lives, rank 1 kills itself while the others wait for it in a collective.
+Rank 1 kills itself once for each WHERE, in this order: the others wait for it in `init`, or in a `collective`.
 """
 
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -18,10 +19,17 @@ STEPS = 6
 
 
 def main() -> None:
-    backend, output, deaths = sys.argv[1:]
+    backend, output, *deaths = sys.argv[1:]
+    rank, life = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    death = deaths[life] if rank == 1 and life < len(deaths) else ""
+    begun = Path(f"{output}.begun")
+    if death == "init":
+        while not begun.exists():
+            time.sleep(0.01)
+        time.sleep(2.0)  # rank 0 finds the backend and begins to wait
+        os.kill(os.getpid(), signal.SIGKILL)
+    begun.touch()
     dist.init_process_group(backend)
-    rank = dist.get_rank()
-    life = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Linear(64, 4))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -37,7 +45,7 @@ def main() -> None:
         generator = torch.Generator().manual_seed(10 * step + rank)
         optimizer.zero_grad()
         loss = ddp(torch.randn(8, 32, generator=generator)).square().mean()
-        if rank == 1 and life < int(deaths) and step == first + 1:
+        if death == "collective" and step == first + 1:
             os.kill(os.getpid(), signal.SIGKILL)
         loss.backward()
         optimizer.step()

@@ -2,41 +2,39 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore
+from patience import LIMIT_S
+from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store
 
 from hive_qos.errors import TimedOutError, TransportError
 from integrations.torch_backend import store_rendezvous
-from integrations.torch_backend.store_rendezvous import StoreRendezvous, generation_of, own_address
+from integrations.torch_backend.store_rendezvous import StoreRendezvous, own_address
 
 
 def test_bytes_come_back_as_they_were_set_even_those_that_are_no_text() -> None:
-    store = HashStore()
+    meeting = StoreRendezvous(PrefixStore("0", HashStore()), rank=0, world_size=1)
     value = bytes(range(256))
-    StoreRendezvous(PrefixStore("0", store), prefix="g/").set("rank/1", value)
-    assert StoreRendezvous(PrefixStore("0", store), prefix="g/").get("rank/1", 1.0) == value
+    meeting.set("rank/1", value)
+    assert meeting.get("rank/1", 1.0) == value
 
 
 def test_a_get_sees_a_key_that_is_set_later_and_leaves_the_store_usable_meanwhile() -> None:
-    store = HashStore()
-    meeting = StoreRendezvous(store, prefix="g/")
-    found: list[bytes] = []
-    waiter = threading.Thread(target=lambda: found.append(meeting.get("late", 30.0)))
-    waiter.start()
-    meeting.set("other", b"1")
-    assert meeting.get("other", 30.0) == b"1"
-    meeting.set("late", b"2")
-    waiter.join(30)
-    assert found == [b"2"]
+    meeting = StoreRendezvous(HashStore(), rank=0, world_size=1)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(meeting.get, "late", LIMIT_S)
+        meeting.set("other", b"1")
+        assert meeting.get("other", LIMIT_S) == b"1"
+        meeting.set("late", b"2")
+        assert waiting.result() == b"2"
 
 
 def test_a_key_that_never_comes_times_out_and_is_named() -> None:
     with pytest.raises(TimedOutError, match="rank/1"):
-        StoreRendezvous(HashStore(), prefix="g/").get("rank/1", 0.02)
+        StoreRendezvous(HashStore(), rank=0, world_size=2).get("rank/1", 0.02)
 
 
 def test_a_store_that_is_gone_is_a_transport_error() -> None:
@@ -47,17 +45,54 @@ def test_a_store_that_is_gone_is_a_transport_error() -> None:
         def set(self, key: str, value: bytes) -> None:
             raise dist.DistNetworkError("Broken pipe")
 
-    meeting = StoreRendezvous(Gone(), prefix="g/")  # type: ignore[arg-type]
+    meeting = StoreRendezvous(Gone(), rank=0, world_size=2)  # type: ignore[arg-type]
     with pytest.raises(TransportError, match="Connection reset"):
         meeting.get("x", 1.0)
     with pytest.raises(TransportError, match="Broken pipe"):
         meeting.set("x", b"")
+    with pytest.raises(TransportError, match="Broken pipe"):
+        StoreRendezvous(Gone(), rank=1, world_size=2)  # type: ignore[arg-type]
 
 
-def test_ranks_that_connect_equally_often_meet_under_the_same_new_keys() -> None:
+def ranks_of(store: Store) -> tuple[StoreRendezvous, StoreRendezvous]:
+    return StoreRendezvous(store, rank=0, world_size=2), StoreRendezvous(store, rank=1, world_size=2)
+
+
+def test_a_second_run_reads_nothing_that_the_first_one_left() -> None:
     store = HashStore()
-    for expected in (1, 2, 3):
-        assert [generation_of(store, rank=rank) for rank in range(3)] == [expected] * 3
+    for value in (b"first", b"second"):
+        zero, one = ranks_of(store)
+        with pytest.raises(TimedOutError):
+            zero.get("1", 0.02)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(zero.get, "1", LIMIT_S)
+            one.set("1", value)
+            assert waiting.result() == value
+
+
+def test_a_rank_that_restarts_while_rank_0_waits_is_the_one_that_rank_0_meets() -> None:
+    store = HashStore()
+    zero, dead = ranks_of(store)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(zero.get, "1", LIMIT_S)
+        dead.set("replied", b"")
+        StoreRendezvous(store, rank=1, world_size=2).set("1", b"alive")
+        assert waiting.result() == b"alive"
+
+
+def test_a_rank_waits_for_the_rank_0_that_comes_after_a_dead_one() -> None:
+    store = HashStore()
+    dead, one = ranks_of(store)
+    dead.set("run", b"dead")
+    with pytest.raises(TimedOutError):
+        one.get("run", 0.02)
+    alive = StoreRendezvous(store, rank=0, world_size=2)
+    alive.set("run", b"alive")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(alive.get, "1", LIMIT_S)
+        assert one.get("run", LIMIT_S) == b"alive"
+        one.set("1", b"")
+        waiting.result()
 
 
 @pytest.mark.parametrize(
