@@ -50,8 +50,8 @@ EVERYBODY = MEMBERS_MAX
 STEP_S = 1800.0
 """As torch's `default_pg_timeout`: who needs 10 minutes for a round can wait for one who needs 40. A lost member is
 found within seconds without it."""
-JOIN_S = 300.0
-"""A step of the others may take minutes, and a newcomer is let in after one."""
+JOIN_S = STEP_S
+"""A newcomer is let in after a step."""
 AGAIN_S = 1.0
 """Before a member that could not join again tries to: so long a link may take to come back, of a machine that slept."""
 LEAVE_S = 1.0
