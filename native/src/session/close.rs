@@ -121,9 +121,7 @@ impl PeerSession {
     }
 
     pub(super) async fn finish(self: &Arc<Self>, ended: Option<Ended>) {
-        let closed_for_good = matches!(ended, Some(Ended::Quic(ConnectionError::LocallyClosed)))
-            && (self.registry.over() || self.lock().failure.is_some());
-        if self.is(Stage::Up) && !closed_for_good {
+        if self.is(Stage::Up) && !self.registry.over() {
             // What had come whole was acknowledged, so the peer counts on it: it is told before the end is.
             let _ = tokio::time::timeout(READ_OUT_MAX, self.receives.none()).await;
         }

@@ -132,15 +132,13 @@ async fn read_payload(
             }
             Next::Wait => {
                 tokio::select! {
-                    () = message.changed.notified() => {}
-                    reset = stream.received_reset() => {
-                        if let Some(code) = reset {
-                            matcher.reset(message, &reason_of(code));
-                        }
+                    () = message.changed.notified() => continue,
+                    reset = stream.received_reset() => if let Some(code) = reset {
+                        matcher.reset(message, &reason_of(code));
                         return Ok(());
                     }
                 }
-                continue;
+                // The connection has ended. What the stack has of the message was acknowledged: it is not sent again.
             }
             Next::Read => {}
         }

@@ -236,3 +236,22 @@ def test_what_was_acknowledged_before_a_side_closes_is_there_after_it() -> None:
             b.take(ConnectionDown)
             found = [b.outcome(b.post("a", None, tag=tag)) for tag in arrived]
             assert [one.payload for one in found if isinstance(one, Received)] == [bytes([turn]) * 100] * len(arrived)
+
+
+@pytest.mark.parametrize("end", ["silence", "goodbye"])
+def test_what_was_acknowledged_while_the_store_was_full_is_there_after_the_connection(end: str) -> None:
+    """Its sender takes it for received, and does not send it again."""
+    settings = EngineSettings(keep_alive_s=0.2, dead_after_s=1.0, unexpected_bytes_max=4 * 2**20)
+    with relayed(straight, settings=settings) as (a, b, up, _, relay):
+        payloads = [bytes([tag]) * 100_000 for tag in range(50)]  # the store has room for 41
+        sends = [a.send(up, payload, tag=tag) for tag, payload in enumerate(payloads)]
+        ends = [a.outcome(send) for send in sends]
+        assert all(isinstance(one, SendDone) for one in ends)
+        if end == "silence":
+            relay.fate = silent
+        else:
+            a.engine.disconnect(up, wire_code=WireCode.NO_ERROR, reason="moved")
+        b.take(ConnectionDown)
+        found = [b.outcome(b.post("a", None, tag=tag)) for tag in range(50)]
+        assert [one.payload if isinstance(one, Received) else one for one in found] == payloads
+        assert b.held("a") == 0
