@@ -19,8 +19,11 @@ pub trait Channel: Send + Sync {
     fn account(&self) -> String;
     /// Credit that every stream has.
     fn stream_window(&self) -> u64;
-    /// The connection's window grows by so much (or shrinks): messages in it that have their place elsewhere.
-    fn adjust_window(&self, bytes: i64);
+    /// The connection's window is at least so much more than at its beginning: it has messages that the store counts.
+    ///
+    /// It never shrinks: the stack would only take that back from later data, and grow at once for the next message. A
+    /// peer that begins messages and resets them would get more each time.
+    fn raise_window(&self, bytes: u64);
     /// The store is full: no new streams for now.
     fn limit_streams(&self);
     /// Whether it has ended: what its readers still bring would wait for ever.
@@ -44,7 +47,6 @@ pub(super) struct IncomingState {
     pub(super) place: Place,
     pub(super) filled: u64,
     pub(super) charged: u64,
-    pub(super) window_adjustment: i64,
     pub(super) complete: bool,
 }
 
@@ -141,13 +143,5 @@ impl IncomingMessage {
 
     pub(super) fn lock(&self) -> MutexGuard<'_, IncomingState> {
         locked(&self.state)
-    }
-
-    /// The connection's window no longer counts this message's bytes as elsewhere.
-    pub(super) fn restore_window(&self, state: &mut IncomingState) {
-        if state.window_adjustment != 0 {
-            self.channel.adjust_window(-state.window_adjustment);
-            state.window_adjustment = 0;
-        }
     }
 }

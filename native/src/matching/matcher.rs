@@ -83,7 +83,6 @@ impl Matcher {
                 place: Place::Delivered,
                 filled: 0,
                 charged: 0,
-                window_adjustment: 0,
                 complete: false,
             }),
             changed: Notify::new(),
@@ -140,7 +139,6 @@ impl Matcher {
     pub fn completed(&self, message: &Arc<IncomingMessage>) {
         let mut queues = self.lock();
         let mut state = message.lock();
-        message.restore_window(&mut state);
         match std::mem::replace(&mut state.place, Place::Delivered) {
             Place::Posted { operation, destination } => {
                 drop(state);
@@ -306,15 +304,6 @@ impl Matcher {
             return false;
         }
         state.place = Place::Posted { operation, destination };
-        let charged = peer_queues
-            .accounts
-            .get(&message.account)
-            .map_or(0, |account| account.charged);
-        if charged > peer_queues.store_bytes() / 2 {
-            // Others fill the connection's window: this one's bytes have their place, and are not of them.
-            state.window_adjustment = length.min(message.channel.stream_window()) as i64;
-            message.channel.adjust_window(state.window_adjustment);
-        }
         drop(state);
         peer_queues.attached.insert(operation, message.clone());
         message.changed.notify_one();

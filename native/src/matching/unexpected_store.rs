@@ -44,8 +44,7 @@ impl PeerQueues {
             state.place = Place::Stalled(Vec::new());
             if charged + state.charged <= store {
                 // What may lie unread in its stream is charged to the store, not to the connection's window.
-                state.window_adjustment = length.min(window) as i64;
-                message.channel.adjust_window(state.window_adjustment);
+                message.channel.raise_window(charged + state.charged);
             }
             account.stalled.insert(message.turn(), message.clone());
         }
@@ -67,11 +66,7 @@ impl PeerQueues {
                 self.arrivals.remove(&message.header.key);
             }
         }
-        let freed = {
-            let mut state = message.lock();
-            message.restore_window(&mut state);
-            std::mem::take(&mut state.charged)
-        };
+        let freed = std::mem::take(&mut message.lock().charged);
         let Some(account) = self.accounts.get_mut(&message.account) else {
             return;
         };
@@ -113,7 +108,6 @@ fn unstall(message: &IncomingMessage, charged: &mut u64, room: u64) -> bool {
     state.place = Place::Stored(memory);
     state.charged = charge;
     *charged += more;
-    message.restore_window(&mut state);
     drop(state);
     message.changed.notify_one();
     true

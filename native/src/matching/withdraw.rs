@@ -17,7 +17,6 @@ impl Matcher {
     pub fn reset(&self, message: &Arc<IncomingMessage>, reason: &str) {
         let mut queues = self.lock();
         let mut state = message.lock();
-        message.restore_window(&mut state);
         let place = std::mem::replace(&mut state.place, Place::Refused(Code::Cancelled));
         drop(state);
         let Some(peer_queues) = queues.by_peer.get_mut(&message.peer) else {
@@ -49,7 +48,6 @@ impl Matcher {
                 return true;
             }
             let mut state = message.lock();
-            message.restore_window(&mut state);
             let place = std::mem::replace(&mut state.place, Place::Refused(Code::Cancelled));
             drop(state);
             if let Place::Posted { destination, .. } = place {
@@ -173,7 +171,6 @@ impl Matcher {
         let peer_queues = queues.peer_queues(&peer);
         if let Some(message) = peer_queues.attached.remove(&operation) {
             let mut state = message.lock();
-            message.restore_window(&mut state);
             drop(std::mem::replace(&mut state.place, Place::Refused(Code::Cancelled)));
             drop(state);
             message.changed.notify_one();

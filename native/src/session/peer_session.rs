@@ -88,7 +88,7 @@ pub(super) struct State {
     pub(super) closed_here: bool,
     pub(super) reason: String,
     pub(super) window: u64,
-    pub(super) window_adjustment: i64,
+    pub(super) window_raise: u64,
     pub(super) streams_limited: bool,
     pub(super) dead_after: Duration,
     pub(super) link: Option<Arc<Link>>,
@@ -117,7 +117,7 @@ impl PeerSession {
             closed_here: false,
             reason: String::new(),
             window: context.settings.window_bytes(),
-            window_adjustment: 0,
+            window_raise: 0,
             streams_limited: false,
             dead_after: context.settings.dead_after,
             link: None,
@@ -238,8 +238,9 @@ impl PeerSession {
     fn set_window(&self) {
         if let Some(connection) = self.connection() {
             let state = self.lock();
-            let window = state.window as i64 + state.window_adjustment;
-            let window = VarInt::from_u64(window.max(0) as u64).unwrap_or(VarInt::MAX);
+            // `quinn_proto` announces credit by eighths of the window: where less is left, the peer is not told of it.
+            let window = (state.window + state.window_raise) / 7 * 8;
+            let window = VarInt::from_u64(window).unwrap_or(VarInt::MAX);
             connection.set_receive_window(window);
         }
     }
@@ -273,8 +274,11 @@ impl Channel for PeerSession {
         u64::from(self.context.settings.stream_window_bytes())
     }
 
-    fn adjust_window(&self, bytes: i64) {
-        self.lock().window_adjustment += bytes;
+    fn raise_window(&self, bytes: u64) {
+        {
+            let mut state = self.lock();
+            state.window_raise = state.window_raise.max(bytes);
+        }
         self.set_window();
     }
 

@@ -69,7 +69,7 @@ impl Channel for SharedChannel {
         self.eager_bytes
     }
 
-    fn adjust_window(&self, _bytes: i64) {}
+    fn raise_window(&self, _bytes: u64) {}
 
     fn limit_streams(&self) {
         self.full.store(true, SeqCst);

@@ -3,7 +3,7 @@
 //! The key is Ed25519's, whose signatures are all of one length, so that the packets of a handshake are too.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use quinn_proto::crypto::{ClientConfig, ServerConfig};
@@ -54,7 +54,7 @@ pub fn settings(congestion: &str) -> Settings {
 pub struct FakeChannel {
     pub number: u64,
     pub account: String,
-    pub window_adjustment: AtomicI64,
+    pub window_raise: AtomicU64,
     pub closed: AtomicBool,
     pub ended: AtomicBool,
 }
@@ -72,8 +72,8 @@ impl Channel for FakeChannel {
         STREAM_WINDOW_BYTES
     }
 
-    fn adjust_window(&self, bytes: i64) {
-        self.window_adjustment.fetch_add(bytes, Ordering::SeqCst);
+    fn raise_window(&self, bytes: u64) {
+        self.window_raise.fetch_max(bytes, Ordering::SeqCst);
     }
 
     fn limit_streams(&self) {

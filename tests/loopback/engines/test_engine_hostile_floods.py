@@ -154,6 +154,27 @@ def test_streams_that_are_begun_and_reset_again_and_again_stop_nobody(scene: Sce
 
 
 @over(NATIVE)
+def test_messages_that_are_begun_and_reset_again_and_again_earn_no_credit(scene: Scene) -> None:
+    """What may lie unread in a stream is granted once: a peer that sends nothing of it is not granted it again."""
+    scene.greet()
+    header = encode_header(Header(kind=Kind.BULK, length=SETTINGS.unexpected_bytes_max))
+    stream = 6
+    for _ in range(10):
+        begun = range(stream, stream + 4 * 31, 4)  # a stream's window is a 32nd of the store
+        stream = begun.stop
+        for number in begun:
+            scene.mallory.say(number, header)
+        scene.mallory.until(lambda begun=begun: all(map(scene.mallory.delivered, begun)))
+        wait_until(lambda: scene.victim.held("mallory") > SETTINGS.unexpected_bytes_max * 15 // 16)
+        for number in begun:
+            scene.mallory.quic.reset_stream(number, WireCode.CANCELLED)
+        wait_until(lambda: scene.victim.held("mallory") == 0 or scene.mallory.for_a_while(0.02))
+    scene.friend_is_heard()
+    # A connection begins with half a store.
+    assert scene.mallory.quic._remote_max_data < 2 * SETTINGS.unexpected_bytes_max
+
+
+@over(NATIVE)
 def test_thousands_of_messages_with_one_key_are_taken_and_dropped_in_time(scene: Scene) -> None:
     """Whatever walked over all that wait for each of them would take minutes here."""
     scene.greet()
