@@ -122,7 +122,7 @@ impl Scene {
             .engine
             .context
             .matcher
-            .arrived(&"rank-1".into(), header, Arc::new(FakeChannel::default()));
+            .arrived(&"rank-1".into(), header, &FakeChannel::default());
         assert!(message.next() == Next::Read && message.write(&9u64.to_le_bytes()));
         self.engine.context.matcher.completed(&message);
     }

@@ -36,7 +36,9 @@ pub struct IncomingMessage {
     pub(super) number: u64,
     pub header: Header,
     pub peer: Arc<str>,
-    pub(super) channel: Arc<dyn Channel>,
+    /// The number of its connection, which has ended perhaps: what waits must not keep all that lay unread in it.
+    pub(super) connection: u64,
+    pub(super) stream_window: u64,
     pub(super) account: String,
     pub(super) state: Mutex<IncomingState>,
     /// The place has changed.
@@ -133,7 +135,7 @@ impl IncomingMessage {
 
     /// What it costs unread in its stream.
     pub(super) fn stalled_charge(&self) -> u64 {
-        self.header.length.min(self.channel.stream_window()) + OVERHEAD_BYTES
+        self.header.length.min(self.stream_window) + OVERHEAD_BYTES
     }
 
     /// Its turn among those that wait for room.

@@ -72,13 +72,14 @@ impl Matcher {
     }
 
     /// A message's header is known: find it a place.
-    pub fn arrived(&self, peer: &Arc<str>, header: Header, channel: Arc<dyn Channel>) -> Arc<IncomingMessage> {
+    pub fn arrived(&self, peer: &Arc<str>, header: Header, channel: &dyn Channel) -> Arc<IncomingMessage> {
         let mut queues = self.lock();
         let message = Arc::new(IncomingMessage {
             number: queues.number(),
             account: channel.account(),
             peer: peer.clone(),
-            channel,
+            connection: channel.id(),
+            stream_window: channel.stream_window(),
             state: Mutex::new(IncomingState {
                 place: Place::Delivered,
                 filled: 0,
@@ -90,7 +91,7 @@ impl Matcher {
         });
         self.faults.here("matcher");
         let key = &message.header.key;
-        if message.channel.ended() {
+        if channel.ended() {
             message.lock().place = Place::Refused(Code::Cancelled);
             return message;
         }
@@ -100,7 +101,7 @@ impl Matcher {
         }
         let peer_queues = queues.peer_queues(peer);
         let Some(posts) = peer_queues.posts.get_mut(key) else {
-            peer_queues.store(&message);
+            peer_queues.store(&message, channel);
             return message;
         };
         let post = posts.pop_front().expect("empty queues are removed");
@@ -232,7 +233,7 @@ impl Matcher {
             peer: message.peer.clone(),
             header: message.header.clone(),
             payload,
-            connection: message.channel.id(),
+            connection: message.connection,
         });
     }
 

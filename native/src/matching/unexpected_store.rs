@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::incoming_message::{IncomingMessage, Place};
+use super::incoming_message::{Channel, IncomingMessage, Place};
 use super::queues::PeerQueues;
 use crate::wire::KIND_CONTROL;
 
@@ -21,11 +21,11 @@ impl PeerQueues {
     }
 
     /// Keep a message that nobody has posted for.
-    pub(super) fn store(&mut self, message: &Arc<IncomingMessage>) {
+    pub(super) fn store(&mut self, message: &Arc<IncomingMessage>, channel: &dyn Channel) {
         let charged = self.accounts.entry(message.account.clone()).or_default().charged;
         let store = self.store_bytes();
         let length = message.header.length;
-        let window = message.channel.stream_window();
+        let window = message.stream_window;
         let room = if message.header.key.kind == KIND_CONTROL && length <= window {
             store + store / 8
         } else if length <= window {
@@ -44,7 +44,7 @@ impl PeerQueues {
             state.place = Place::Stalled(Vec::new());
             if charged + state.charged <= store {
                 // What may lie unread in its stream is charged to the store, not to the connection's window.
-                message.channel.raise_window(charged + state.charged);
+                channel.raise_window(charged + state.charged);
             }
             account.stalled.insert(message.turn(), message.clone());
         }
@@ -54,7 +54,7 @@ impl PeerQueues {
         let waiting = self.arrivals.entry(message.header.key.clone()).or_default();
         waiting.incomplete.insert(message.number, message.clone());
         if total >= store {
-            message.channel.limit_streams();
+            channel.limit_streams();
         }
     }
 

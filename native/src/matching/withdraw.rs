@@ -36,7 +36,7 @@ impl Matcher {
     /// A connection ended: its half messages are gone, and the posts they had taken are first in line again.
     ///
     /// `last`: no other connection to the peer is left, and every post for it fails with what is given.
-    pub fn disconnected(&self, peer: &str, channel: u64, last: Option<Failure>) {
+    pub fn disconnected(&self, peer: &str, connection: u64, last: Option<Failure>) {
         let mut queues = self.lock();
         let queues = &mut *queues;
         let Some(peer_queues) = queues.by_peer.get_mut(peer) else {
@@ -44,7 +44,7 @@ impl Matcher {
         };
         let mut freed: Vec<Post> = Vec::new();
         peer_queues.attached.retain(|operation, message| {
-            if message.channel.id() != channel {
+            if message.connection != connection {
                 return true;
             }
             let mut state = message.lock();
@@ -67,7 +67,7 @@ impl Matcher {
             .arrivals
             .values()
             .flat_map(|waiting| waiting.incomplete.values())
-            .filter(|message| message.channel.id() == channel)
+            .filter(|message| message.connection == connection)
             .cloned()
             .collect();
         for message in gone {
@@ -126,11 +126,9 @@ impl Matcher {
         }
     }
 
-    /// Let go of all that waits, and so of the connections that it came over, which hold the engine: it has ended, and
-    /// nobody takes it any more.
+    /// Let go of all that waits: the engine has ended, and nobody takes it any more.
     pub fn clear(&self) {
-        let gone = std::mem::take(&mut self.lock().by_peer);
-        drop(gone); // behind the lock: connections may go with it
+        self.lock().by_peer.clear();
     }
 
     /// Drop waiting messages of a group's earlier steps, and those that come later. 0 forgets this, and takes them all.

@@ -290,13 +290,9 @@ impl RecvStream {
 
 impl Drop for RecvStream {
     fn drop(&mut self) {
-        let mut state = self.connection.lock();
-        state.readers.remove(&self.id);
-        if !self.over && state.ended.is_none() {
-            if let Some(stack) = &mut state.stack {
-                let _ = stack.recv_stream(self.id).stop(VarInt::from_u32(0));
-            }
-            self.connection.mark_dirty(&mut state);
+        self.connection.lock().readers.remove(&self.id);
+        if !self.over {
+            self.stop(VarInt::from_u32(0)); // on one that has ended, too: what nobody has read goes
         }
     }
 }

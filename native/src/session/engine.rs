@@ -218,8 +218,8 @@ impl Engine {
         }
         self.context.matcher.clear();
         locked(&self.endpoints).clear();
-        // The messages that waited, and what is listed here, were the last that knew the connections: with these goes what
-        // they have of payloads, before its end is told.
+        // What is listed here was the last that knew the connections: with these goes what they have of payloads, before
+        // its end is told.
         let operations: Vec<u64> = std::mem::take(&mut *locked(&self.sends)).into_keys().collect();
         for operation in operations {
             let failure = closed_here();

@@ -51,16 +51,19 @@ fn message(header: Bytes, deadline: Option<Duration>) -> Message {
 }
 
 #[test]
-fn a_closed_engine_is_freed_although_a_message_waits_that_nobody_took() {
+fn a_message_that_waits_keeps_neither_its_connection_nor_its_engine() {
     let (engine, thread) = start();
     let session = connect(&engine, &thread);
     let message = engine
         .context
         .matcher
-        .arrived(&session.peer(), fixtures::header(1, 2), session.clone());
+        .arrived(&session.peer(), fixtures::header(1, 2), &*session);
     assert!(message.write(b"ok"));
     engine.context.matcher.completed(&message);
+    let ended = Arc::downgrade(&session);
+    locked(&engine.sessions).clear();
     drop((message, session));
+    assert!(ended.upgrade().is_none(), "what waits keeps its connection");
     thread.end().join().unwrap();
     engine.let_go();
     let left = Arc::downgrade(&engine);

@@ -69,10 +69,7 @@ async fn receive(session: Arc<PeerSession>, mut stream: RecvStream, _counted: Tr
     if let Err(violation) = admit(&session, &header) {
         return session.violated(violation);
     }
-    let message = session
-        .context
-        .matcher
-        .arrived(&session.peer(), header, session.clone());
+    let message = session.context.matcher.arrived(&session.peer(), header, &*session);
     if let Err(violation) = read_payload(&session, &mut stream, &message, first).await {
         session.violated(violation);
     }

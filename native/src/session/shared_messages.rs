@@ -92,7 +92,7 @@ struct Arriving {
 
 struct Inbound {
     link: Arc<Link>,
-    channel: Arc<SharedChannel>,
+    channel: SharedChannel,
     begun: u64,
     allowed: u64,
     arriving: HashMap<u64, Arriving>,
@@ -102,11 +102,11 @@ struct Inbound {
 
 impl Inbound {
     fn new(session: &Arc<PeerSession>, link: Arc<Link>, eager_bytes: u64) -> Self {
-        let channel = Arc::new(SharedChannel {
+        let channel = SharedChannel {
             eager_bytes,
             session: session.clone(),
             full: AtomicBool::new(false),
-        });
+        };
         Self {
             link,
             channel,
@@ -197,7 +197,7 @@ impl Inbound {
         admit(session, &header)?;
         self.begun += 1;
         let matcher = &session.context.matcher;
-        let message = matcher.arrived(&session.peer(), header, self.channel.clone());
+        let message = matcher.arrived(&session.peer(), header, &self.channel);
         let length = message.header.length;
         self.arriving.insert(
             number,

@@ -5,10 +5,13 @@ See `engine_scene` for who is who.
 
 from __future__ import annotations
 
+import ctypes
 import random
 import socket
 import threading
+from typing import Any
 
+import pytest
 from aioquic.quic.events import HandshakeCompleted
 from engine_raw_peer import HELLO, RawPeer, message
 from engine_scene import NATIVE, Scene, resident_bytes, scene
@@ -16,7 +19,7 @@ from engine_support import ConnectionDown, ConnectionUp, engines, over, pytest_g
 from patience import wait_until
 
 from hive_qos.errors import CancelledError, PeerError
-from transport.engine.base import OperationFailed
+from transport.engine.base import EngineSettings, OperationFailed
 from transport.wire.error_codes import WireCode
 
 __all__ = ["engines", "pytest_generate_tests", "scene"]
@@ -150,3 +153,36 @@ def test_connections_that_come_and_go_leave_nothing_over(scene: Scene) -> None:
     assert threading.active_count() <= threads
     scene.friend_is_heard()
     assert victim.find(ConnectionDown, lambda down: down.peer == "friend") is None
+
+
+@over(NATIVE)
+@pytest.mark.parametrize(
+    "scene",
+    [EngineSettings(handshake_timeout_s=60.0, dead_after_s=60.0, unexpected_bytes_max=2**24)],
+    indirect=True,
+)
+def test_a_message_that_waits_keeps_nothing_else_of_its_connection(scene: Scene) -> None:
+    """Each connection leaves one message that nobody takes, beside a window full of what nobody can read."""
+    victim, credentials = scene.victim, scene.mallory.credentials
+    before = resident_bytes()
+    for number in range(5):
+        peer = RawPeer(victim.address, credentials)
+        peer.greet()
+        peer.until(lambda: victim.find(ConnectionUp, lambda up: up.peer == "mallory"))
+        peer.say(6, message(b"stays", tag=number), end=True)
+        unread = []
+        for stream in range(10, 10 + 4 * 16, 4):
+            peer.say(stream, bytes(500_000))
+            sender: Any = peer.quic._streams[stream].sender
+            sender._pending.subtract(0, 1)  # the first byte, which never comes
+            unread.append(sender)
+        peer.until(lambda unread=unread: all(list(one._acked) == [range(1, 500_000)] for one in unread))
+        for sender in unread:
+            sender._buffer.clear()  # this side's memory is not what is measured
+        peer.quic.close(error_code=0)
+        peer.until(lambda: victim.find(ConnectionDown, lambda down: down.peer == "mallory"))
+        peer.sock.close()
+    assert victim.held("mallory") > 0
+    ctypes.CDLL(None).malloc_trim(0)  # what was freed and not given back is not kept by anybody
+    assert resident_bytes() - before < 24 * 2**20
+    scene.friend_is_heard()

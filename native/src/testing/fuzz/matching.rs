@@ -218,7 +218,7 @@ impl<'py> World<'py> {
                     contributors: number_of.to_le_bytes().to_vec(),
                     call: String::new(),
                 };
-                let message = self.matcher.arrived(&peer(at), header, self.paths[at].clone());
+                let message = self.matcher.arrived(&peer(at), header, &*self.paths[at]);
                 let mut stream = Stream {
                     message,
                     path: at,
@@ -319,7 +319,7 @@ impl<'py> World<'py> {
         if late {
             let header = self.streams.first().map(|stream| stream.message.header.clone());
             if let Some(header) = header {
-                let message = self.matcher.arrived(&peer(at), header, path);
+                let message = self.matcher.arrived(&peer(at), header, &*path);
                 assert!(
                     matches!(message.next(), Next::Stop(_)),
                     "a connection that has ended brings nothing"
