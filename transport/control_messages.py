@@ -33,6 +33,7 @@ class ControlMessages:
     Args:
         lost: ranks that are gone, and why; this adds to it.
         on_gone: called when a rank was found to be gone and the others were told.
+        on_abort: called when a rank has aborted a group, with that rank, the group's name and why.
         survey: answers who asks what this rank says of itself, and takes the answers of others.
     """
 
@@ -44,6 +45,7 @@ class ControlMessages:
         delays: OneWayDelay,
         lost: dict[int, str],
         on_gone: Callable[[], None],
+        on_abort: Callable[[int, str, str], None],
         survey: Survey,
     ) -> None:
         self._endpoint = endpoint
@@ -51,6 +53,7 @@ class ControlMessages:
         self._delays = delays
         self._lost = lost
         self._on_gone = on_gone
+        self._on_abort = on_abort
         self._survey = survey
         self._disbelieved: set[tuple[int, int]] = set()
 
@@ -101,6 +104,8 @@ class ControlMessages:
                     self._endpoint.liveness.check(lost, heard, now_s=time.monotonic())
                 else:
                     self._in_flight.given_up_by((group, number), abort)
+            case {"op": "abort", "group": str(group), "reason": str(reason)} if "step" not in message:
+                self._on_abort(rank, group, reason)
             case {"op": "describe", "number": int(number)}:
                 self._survey.describe_to(rank, number)
             case {

@@ -12,6 +12,7 @@ seconds; later operations of a group with a lost rank raise it at once. Every op
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from transport.bootstrap.rendezvous import Rendezvous
 from transport.collectives import calls
 from transport.collectives.codecs import Codec
 from transport.collectives.error_feedback import ErrorFeedback
+from transport.collectives.membership import check_group_name
 from transport.collectives.reduce_op import ReduceOp
 from transport.engine.base import Priority
 from transport.work import Work
@@ -91,6 +93,7 @@ class Group:
         from transport.runtime import Runtime
 
         Codec.named(compression)  # before anybody waits for us
+        check_group_name(name)
         runtime = Runtime.connect(
             rendezvous,
             rank=rank,
@@ -122,8 +125,11 @@ class Group:
         compression: str = "",
     ) -> Group:
         """`connect`, without blocking the event loop: `async with await Group.connect_async(...) as group`."""
-        return await asyncio.to_thread(
-            lambda: cls.connect(
+        connected: list[Group] = []
+        is_cancelled = threading.Event()
+
+        def connect() -> Group:
+            group = cls.connect(
                 rendezvous,
                 rank=rank,
                 world_size=world_size,
@@ -133,7 +139,18 @@ class Group:
                 settings=settings,
                 compression=compression,
             )
-        )
+            connected.append(group)
+            if is_cancelled.is_set():
+                group.close()
+            return group
+
+        try:
+            return await asyncio.to_thread(connect)
+        except asyncio.CancelledError:  # the thread goes on, and nobody would close what it makes
+            is_cancelled.set()
+            for group in connected:
+                group.close()
+            raise
 
     @property
     def rank(self) -> int:

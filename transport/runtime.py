@@ -25,6 +25,7 @@ from hive_qos.errors import CancelledError, HiveError, MisuseError, PeerError
 from transport.bootstrap.connect import ABORT_CHECK_S, Bootstrap, Factories, exchange_rank_infos, missing_ranks_error
 from transport.bootstrap.rendezvous import Rendezvous
 from transport.broker.session import BrokerSession
+from transport.collectives.aborts import REASON_CHARS_MAX
 from transport.collectives.agreements import Request
 from transport.collectives.algorithms.registry import check_name
 from transport.collectives.calls import Call, Heard
@@ -183,6 +184,7 @@ class Runtime:
             delays=self._delays,
             lost=self._lost,
             on_gone=self._somebody_is_gone,
+            on_abort=self._aborted_by,
             survey=self._survey,
         )
         self._p2p = P2PEngine(
@@ -242,11 +244,11 @@ class Runtime:
         with self._lock:
             if not self._groups.close(name):
                 return
-        self.abort_group(name, "the group was closed")
         self._loop.call(lambda: self._retire(name))
 
     def _retire(self, name: str) -> None:
         """In the loop's thread."""
+        self._cancel(name, "the group was closed")
 
         def is_busy(group: str) -> bool:
             return self._in_flight.is_running(group) or any(self._p2p.of_group(group))
@@ -367,7 +369,7 @@ class Runtime:
     def abort_group(self, name: str, reason: str) -> None:
         """End everything under way in a group with `CancelledError`, here and on its other members."""
         self._check_process()
-        self._loop.call(lambda: self._cancel(name, reason))
+        self._loop.call(lambda: self._abort(name, reason))
 
     def lost(self) -> dict[int, str]:
         """Ranks that are gone, and why."""
@@ -551,6 +553,24 @@ class Runtime:
         self._in_flight.cancel(group, reason)
         for op in self._p2p.of_group(group):
             self._p2p.fail(op, CancelledError(f"{op.work.what}: {reason}"))
+
+    def _abort(self, group: str, reason: str) -> None:
+        """Collectives that are under way tell the others by themselves; messages to this rank and from it do not."""
+        self._cancel(group, reason)
+        message = {"op": "abort", "group": group, "reason": reason[:REASON_CHARS_MAX]}
+        for rank in self._groups.by_name[group].ranks if group in self._groups.by_name else ():
+            if rank != self.rank and self._endpoint.peers.error(rank) is None:
+                self._endpoint.control(rank, message)
+
+    def _aborted_by(self, rank: int, group: str, reason: str) -> None:
+        """Another rank takes no part any more in what this one sends it, or waits for from it."""
+        membership = self._groups.by_name.get(group)
+        if membership is None or rank not in membership.ranks:
+            return
+        for op in self._p2p.of_group(group):
+            if op.peer == rank:
+                who = f"rank {membership.ranks.index(rank)} gave up"
+                self._p2p.fail(op, CancelledError(f"{op.work.what}: {who}: {reason[:REASON_CHARS_MAX]}"))
 
     def _say_goodbye(self, said: threading.Event) -> None:
         self._endpoint.closing = True

@@ -49,20 +49,21 @@ class DiLoCo(GlobalAlgorithm):
         # What 16-bit parameters cannot hold of the global ones is nobody's change.
         own = fragment.read() + (began - fragment.rounded(began))
         mean = own.clone()
-        self._met(self._group.all_reduce(mean, quorum=self._quorum(with_all=with_all)), mean)
-        if not self.last.contributed and self.quorum:
+        met = self._take_over(self._group.all_reduce(mean, quorum=self._quorum(with_all=with_all)), mean)
+        if not met.contributed and self.quorum:
             mean = self._global[0] + (own - began)  # what it has learned, from where the others are now
             made_up = self._group.make_up(mean, quorum=self.quorum)
             if made_up is not None:
-                self._met(made_up, mean)
+                met = self._take_over(made_up, mean)
         # What is in no result stays in its model, as the paper's dropped workers go on from their own parameters.
-        self._receive(0, keep=not self.last.contributed)
-        return self.last
+        self._receive(0, keep=not met.contributed)
+        return met
 
-    def _met(self, met: Committed, mean: torch.Tensor) -> None:
+    def _take_over(self, met: Committed, mean: torch.Tensor) -> Committed:
         self.last = met
         if not met.applied:
             self._apply([mean])
+        return met
 
     def _apply(self, result: Sequence[torch.Tensor]) -> None:
         (mean,) = result

@@ -1,7 +1,7 @@
 """Runs a group's agreements on its links as collectives beside the others, and holds back what waits for their end.
 
 An agreement is an all-gather of one small row a rank, in a group of its own beside the group that it is for: so losses,
-timeouts and ranks that do not take part end it as they end any collective, and what waits for it with it.
+timeouts and ranks that do not take part end it as they end any collective. What waits for it goes on as before it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hive_qos.errors import HiveError
 from transport.collectives import calls
 from transport.collectives.aborts import Key
 from transport.collectives.calls import Call, CallContext
@@ -52,8 +51,9 @@ class Agreements:
         groups: by name, those of agreements among them.
         report: what this rank measured of its link, given the ranks that are at other sites.
         start: begins an agreement's own collective.
-        release: goes on with a request that was held back; with an error where its agreement failed.
-        is_early: whether another rank has begun an operation that this rank has not.
+        release: goes on with a request that was held back.
+        is_early: whether another rank has begun an operation, or given it up, that this rank has not begun.
+        refuse: takes no part in an agreement, given its group's name and its number.
     """
 
     def __init__(
@@ -62,14 +62,16 @@ class Agreements:
         groups: Mapping[str, Membership],
         report: Report,
         start: Callable[[Request], None],
-        release: Callable[[Request, HiveError | None], None],
+        release: Callable[[Request], None],
         is_early: Callable[[Key], bool],
+        refuse: Callable[[str, int], None],
     ) -> None:
         self._groups = groups
         self._report = report
         self._start = start
         self._release = release
         self._is_early = is_early
+        self._refuse = refuse
         self._held: dict[str, list[Request]] = {}
         self._latest: dict[str, tuple[CallContext, float]] = {}
 
@@ -91,7 +93,12 @@ class Agreements:
         context, timeout_s = self._latest.get(group, (None, 0.0))
         membership = self._groups[group]
         planner, number = membership.planner, membership.begun
-        if context is None or planner is None or membership.closed or not self._is_invited(group):
+        if context is None or planner is None or not self._is_invited(group):
+            return
+        if membership.closed:
+            links = self._groups[agreement_group(group)]
+            links.next_number += 1
+            self._refuse(agreement_group(group), links.next_number - 1)
             return
         if planner.is_due(number, self._report, now_s=time.monotonic(), invited=True):
             self._agree(context, number, planner, timeout_s=timeout_s)
@@ -111,22 +118,21 @@ class Agreements:
         work = Work(f"agreement {number} on the links of group {context.group}")
 
         def ended(work: Work) -> None:
-            error = work.exception()
-            if error is None:
+            if work.exception() is None:
                 planner.agreed(rows)
             else:
                 planner.failed()
             for one in self._held.pop(context.group, []):
-                self._release(one, error)
+                self._release(one)
             self.invited(context.group)
 
         work.add_done_callback(ended)
         self._start(Request(call, number, work, time.monotonic(), timeout_s, Priority.CONTROL))
 
-    def late(self, now_s: float) -> Iterator[Request]:
-        """Take out what was held back beyond its deadline."""
+    def take(self, is_meant: Callable[[Request], bool]) -> Iterator[Request]:
+        """Take out some of what is held back."""
         for held in self._held.values():
-            for one in [one for one in held if now_s >= one.deadline_s]:
+            for one in [one for one in held if is_meant(one)]:
                 held.remove(one)
                 yield one
 

@@ -91,8 +91,9 @@ class InFlight:
             groups=groups,
             report=report,
             start=self._begin_agreement,
-            release=self._released,
-            is_early=lambda key: key in self._early,
+            release=self.start,
+            is_early=lambda key: key in self._early or key in self._given_up,
+            refuse=lambda group, number: self.give_up(group, number, "the group was closed"),
         )
 
     def announce(self, call: Call, *, number: int, priority: Priority) -> Exception | None:
@@ -145,12 +146,6 @@ class InFlight:
     def _begin_agreement(self, request: Request) -> None:
         schedule = schedule_of(self._problem(request.call, request.number), Plan())
         self._begin(request, schedule, request.call.signature, None)
-
-    def _released(self, request: Request, error: HiveError | None) -> None:
-        if error is None or request.work.done():
-            self.start(request)
-        else:
-            self._fail_to_begin(request, error)
 
     def _fail_to_begin(self, request: Request, error: HiveError) -> None:
         """An operation that got its number cannot begin here."""
@@ -253,7 +248,7 @@ class InFlight:
         An operation that has failed ends when the engine has given its buffers back, and not before: tensors that the
         engine may still write are not the caller's.
         """
-        for request in self._agreements.late(now_s):
+        for request in self._agreements.take(lambda one: now_s >= one.deadline_s):
             waiting = f"{request.work.what}, waiting for the ranks to agree on their links"
             self._fail_to_begin(request, TimedOutError(waiting, timeout_s=request.timeout_s))
         wake_s = self._agreements.next_deadline_s()
@@ -322,6 +317,8 @@ class InFlight:
 
     def cancel(self, group: str | None, reason: str) -> None:
         """End everything under way in a group, or in all."""
+        for request in self._agreements.take(lambda one: group in (None, one.call.context.group)):
+            self._fail_to_begin(request, CancelledError(f"{request.work.what}: {reason}"))
         for (name, _), task in tuple(self._running.items()):
             if group is None or name in (group, agreement_group(group)):
                 task.fail(CancelledError(f"{task.work.what}: {reason}"))

@@ -27,6 +27,12 @@ def agreeing_group(name: str) -> str:
     return name.rpartition("|")[0]
 
 
+def check_group_name(name: str) -> None:
+    """Raises: MisuseError: no group can have this name."""
+    if len(name.encode()) > GROUP_BYTES_MAX or "|" in name:
+        raise MisuseError(f"a group's name has at most {GROUP_BYTES_MAX} bytes and no '|': {name!r}")
+
+
 @dataclass
 class Membership:
     """A group: its members, the number of its next operation, and how many of them have begun here.
@@ -64,8 +70,7 @@ class Memberships:
         Raises:
             MisuseError: the name is taken or cannot be one.
         """
-        if len(name.encode()) > GROUP_BYTES_MAX or "|" in name:
-            raise MisuseError(f"a group's name has at most {GROUP_BYTES_MAX} bytes and no '|': {name!r}")
+        check_group_name(name)
         if name in self.by_name:
             raise MisuseError(f"there is a group {name!r} already")
         planner = Planner(ranks=ranks, rank=ranks.index(self._rank), forced=algorithm, site=self._site)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import socket
 import sys
@@ -399,3 +400,24 @@ def test_a_group_that_was_closed_takes_no_more_calls():
     group.close()
     with pytest.raises(MisuseError):
         group.barrier()
+
+
+def test_who_stops_to_wait_for_the_others_leaves_no_rank_that_they_could_connect_to():
+    store, threads = MemoryRendezvous(), set(threading.enumerate())
+
+    async def cancelled() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(Group.connect_async(store, rank=0, world_size=2, settings=LOCAL), 0.3)
+
+    async def run() -> None:
+        await cancelled()
+        other = await Group.connect_async(store, rank=1, world_size=2, settings=LOCAL)
+        with pytest.raises(ConnectionLostError, match="left the group"):
+            await other.barrier()
+        other.close()
+
+    asyncio.run(run())
+    for wrong in ("a|b", "x" * 100):
+        with pytest.raises(MisuseError, match="a group's name has at most"):
+            Group.connect(store, rank=0, world_size=1, name=wrong, settings=LOCAL)
+    wait_until(lambda: not {one for one in set(threading.enumerate()) - threads if one.name.startswith("hive")})

@@ -344,3 +344,18 @@ def test_a_group_that_was_closed_says_so_and_is_forgotten_when_many_others_have_
         assert not [key for key in runtime._in_flight._done if key[0] == "first"]
         numbers = runtime._p2p._sent if group.rank == 0 else runtime._p2p._taken
         assert len(numbers._next) == CLOSED_MAX
+
+
+def test_abort_ends_what_others_exchange_with_this_rank_and_nothing_else(make_world):
+    world = make_world(3)
+    first, second, third = world.groups
+    begun = [second.recv(np.zeros(3), 0), second.send(np.zeros(10**6), 0, tag=1), third.recv(np.zeros(3), 0)]
+    between = second.recv(np.zeros(3), 2, tag=2)
+    first.abort("the stage failed")
+    for work in begun:
+        with pytest.raises(CancelledError, match="rank 0 gave up: the stage failed"):
+            work.wait(10)
+    third.send(np.ones(3), 1, tag=2).wait(10)
+    between.wait(10)
+    first.send(np.ones(3), 1).wait(10)
+    second.recv(np.zeros(3), 0).wait(10)

@@ -512,6 +512,53 @@ def test_an_operation_that_one_rank_gave_up_leaves_its_agreement_to_the_next(mak
     assert world.run(body) == [[None] * 5] * 3
 
 
+def test_an_agreement_that_was_aborted_before_the_others_heard_of_it_is_over_for_them_too(make_world):
+    """Else one rank would count one agreement more than the others for ever, and wait for them in each that follows."""
+    world = make_world(3)
+
+    def begun() -> list[int]:
+        return [group._runtime._groups.by_name[agreement_group("w")].next_number for group in world.groups]
+
+    def meet() -> None:
+        world.run(lambda group: group.allreduce(np.ones(4, "f4")).wait(5))
+
+    for _ in range(3):
+        meet()
+    wait_until(lambda: begun() == [1, 1, 1])
+    planner = world.groups[0]._runtime._groups.by_name["w"].planner
+    planner._has_news = lambda *_report: True
+    for rank in (1, 2):
+        world.network.hold("rank-0", f"rank-{rank}")
+    work = world.groups[0].allreduce(np.ones(4, "f4"))
+    wait_until(lambda: begun() == [2, 1, 1])
+    world.groups[0].abort("enough")
+    with pytest.raises(CancelledError):
+        work.wait(5)
+    del planner._has_news
+    for rank in (1, 2):
+        world.network.release("rank-0", f"rank-{rank}")
+    for group in world.groups[1:]:
+        with pytest.raises(CancelledError, match="enough"):
+            group.allreduce(np.ones(4, "f4")).wait(5)
+    for _ in range(LAG + 5):
+        meet()
+    assert len(set(begun())) == 1
+
+
+def test_who_has_closed_a_group_keeps_the_others_from_no_agreement(make_world):
+    world = make_world(3)
+    groups = [group.subgroup([0, 1, 2], name="sub") for group in world.groups]
+    for work in [group.allreduce(np.ones(4, "f4")) for group in groups for _ in range(3)]:
+        work.wait(5)
+    for _ in range(2):
+        groups[0].broadcast(np.ones(4, "f4"), 0).wait(5)
+    groups[0].close()  # the others have all that it had for them
+    groups[1]._runtime._groups.by_name["sub"].planner._has_news = lambda *_report: True
+    for _ in range(2):
+        for group in groups[1:]:
+            group.broadcast(np.zeros(4, "f4"), 0).wait(5)
+
+
 def test_a_group_that_is_closed_ends_what_waits_for_an_agreement(make_world):
     world = make_world(3)
     works = [world.groups[0].allreduce(np.ones(10, "f4")) for _ in range(LAG + 5)]
