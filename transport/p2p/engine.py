@@ -121,7 +121,13 @@ class P2PEngine:
             if op.error is None and now_s >= op.deadline_s:
                 what = op.work.what
                 done, total = op.work.bytes_done, op.work.bytes_total
-                self.fail(op, TimedOutError(what, timeout_s=op.timeout_s, bytes_done=done, bytes_total=total))
+                late = TimedOutError(what, timeout_s=op.timeout_s, bytes_done=done, bytes_total=total)
+                if op.payload is None and op.tickets:
+                    # The engine may have reported the message already, and then nobody else would get it. So the
+                    # engine decides: the receive's first open part ends with its message, or at once with this error.
+                    self._endpoint.cancel(op.tickets[0], late)
+                else:
+                    self.fail(op, late)
             elif op.error is None:
                 wake_s = min(wake_s, op.deadline_s)
         return wake_s

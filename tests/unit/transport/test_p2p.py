@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,6 +22,7 @@ from hive_qos.errors import (
 from transport import Priority, TensorView
 from transport.collectives.membership import CLOSED_MAX
 from transport.p2p.engine import EAGER_BODY_BYTES, EAGER_BYTES_MAX, INLINE_BYTES
+from transport.p2p.operation import BODY, HEAD
 from transport.wire.header import Kind
 
 
@@ -125,6 +128,61 @@ def test_a_receive_times_out_and_later_ones_take_the_next_message(make_world):
     world.groups[0].send(np.array([2]), 1)
     assert world.groups[1].recv(None, 0).wait(30) == [1]
     assert world.groups[1].recv(None, None).wait(30) == [2]
+
+
+@pytest.mark.parametrize(
+    ("source", "size", "part"),
+    [
+        (0, 10, HEAD),
+        (0, EAGER_BODY_BYTES + 1, HEAD),
+        (0, EAGER_BODY_BYTES + 1, BODY),
+        (None, EAGER_BODY_BYTES + 1, BODY),
+    ],
+)
+def test_a_receive_whose_time_ends_while_its_message_is_reported_takes_that_message(make_world, source, size, part):
+    world = make_world(2)
+    runtime, engine = world.groups[1]._runtime, world.network.engines["rank-1"]
+    deliver, came, ticked = engine.deliver, threading.Event(), []
+
+    def end_its_time() -> None:
+        came.wait(30)
+        ticked.append(runtime._p2p.tick(time.monotonic() + 3600.0))
+
+    def late(sender, header, payload) -> None:
+        if header.kind is Kind.POINT_TO_POINT and header.bucket == part and not came.is_set():
+            runtime._loop.call(end_its_time)  # the loop comes to it before it comes to the report of this message
+            deliver(sender, header, payload)
+            came.set()
+        else:
+            deliver(sender, header, payload)
+
+    engine.deliver = late
+    receiving = world.groups[1].recv(None, source)
+    sends = [world.groups[0].send(np.full(size, content, "u1"), 1) for content in (1, 2)]
+    assert np.asarray(receiving.wait(30))[-1] == 1
+    assert np.asarray(world.groups[1].recv(None, source).wait(30))[-1] == 2
+    for send in sends:
+        send.wait(30)
+    assert ticked
+
+
+@pytest.mark.parametrize("source", [0, None])
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("lacks", [HEAD, BODY])
+def test_a_receive_whose_message_comes_in_part_ends_in_time(make_world, source, known, lacks):
+    world = make_world(2)
+    engine = world.network.engines["rank-1"]
+    deliver = engine.deliver
+
+    def in_part(sender, header, payload) -> None:
+        if header.kind is not Kind.POINT_TO_POINT or header.bucket != lacks:
+            deliver(sender, header, payload)
+
+    engine.deliver = in_part
+    size = EAGER_BODY_BYTES + 1
+    world.groups[0].send(np.zeros(size, "u1"), 1)
+    with pytest.raises(TimedOutError, match=r"timeout of 0\.05 s"):
+        world.groups[1].recv(np.zeros(size, "u1") if known else None, source, timeout_s=0.05).wait(30)
 
 
 @pytest.mark.parametrize("size", [10, 50_000])
