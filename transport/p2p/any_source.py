@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterator
 
@@ -19,6 +21,7 @@ class AnySource:
         self._next_number = next_number
         self._heads: dict[tuple[str, int], dict[int, set[int]]] = {}
         self._waiting: dict[tuple[str, int], deque[P2POp]] = {}
+        self._places = itertools.count()
 
     def __contains__(self, op: P2POp) -> bool:
         return op in self._waiting.get((op.group, op.tag), ())
@@ -29,7 +32,12 @@ class AnySource:
 
     def add(self, op: P2POp) -> None:
         """A receive from any rank begins."""
-        self._waiting.setdefault((op.group, op.tag), deque()).append(op)
+        op.place = next(self._places)
+        self.put_back(op)
+
+    def put_back(self, op: P2POp) -> None:
+        """One that was matched got no message: it waits again, before those that began after it."""
+        insort(self._waiting.setdefault((op.group, op.tag), deque()), op, key=lambda one: one.place)
 
     def discard(self, op: P2POp) -> None:
         """One waits no longer."""

@@ -392,11 +392,15 @@ class P2PEngine:
         op.work.finish(op.result, op.error)
 
     def _skip(self, op: P2POp, rank: int) -> None:
-        """The message was void: take the next one, from the same rank, unless the body was to come into the target."""
+        """The message was void: take the next one, unless the body was to come into the target."""
         if op.body_posted:
             self.fail(op, CancelledError(f"rank {rank} gave the message up"))
-        else:
+        elif op.peer is not None:
             self._take(op, rank)
+        else:
+            op.work.source = None
+            self._any_source.put_back(op)
+            self._match_any_source(op.group, op.tag)
 
 
 def _drop(_received: Received | None, _error: TransportError | None) -> None:

@@ -29,7 +29,8 @@ class P2POp:
     """One send or receive that has not ended, with rank `peer` of the endpoint, or None with whoever comes first.
 
     `tickets` are its parts under way. `void` tells the receiver of a send that it will not come, `refuse` the sender of
-    a message whose head was taken that its body is not wanted; each None while there is nobody to tell.
+    a message whose head was taken that its body is not wanted; each None while there is nobody to tell. `place` is its
+    place among the receives from any rank.
     """
 
     work: Work
@@ -38,6 +39,7 @@ class P2POp:
     timeout_s: float
     deadline_s: float
     peer: int | None = None
+    place: int = 0
     payload: TensorView | None = None
     into: TensorView | None = None
     tickets: list[Ticket] = field(default_factory=list)

@@ -19,7 +19,7 @@ from hive_qos.errors import (
     TimedOutError,
     TransportError,
 )
-from transport import Priority, TensorView
+from transport import Priority, TensorView, Work
 from transport.collectives.membership import CLOSED_MAX
 from transport.p2p.engine import EAGER_BODY_BYTES, EAGER_BYTES_MAX, INLINE_BYTES
 from transport.p2p.operation import BODY, HEAD
@@ -195,6 +195,27 @@ def test_a_send_that_was_given_up_does_not_hold_up_those_after_it(make_world, si
     world.network.release("rank-0", "rank-1")
     after.wait(30)
     assert world.groups[1].recv(None, 0).wait(30) == [2]
+
+
+@pytest.mark.parametrize("posted_first", [True, False])
+def test_anybody_is_served_in_order_by_those_who_send_when_another_rank_gave_up(make_world, posted_first):
+    world = make_world(3)
+
+    def post() -> list[Work]:
+        return [world.groups[1].recv(None, None) for _ in range(2)]
+
+    receiving = post() if posted_first else []
+    world.network.hold("rank-0", "rank-1")
+    for _ in range(2):
+        with pytest.raises(TimedOutError):
+            world.groups[0].send(np.zeros(10), 1, timeout_s=0.05).wait(30)
+    world.network.release("rank-0", "rank-1")
+    settle(world)
+    sends = [world.groups[2].send(np.array([content]), 1) for content in (20, 21)]
+    receiving = receiving or post()
+    assert [(work.wait(30), work.source) for work in receiving] == [([20], 2), ([21], 2)]
+    for send in sends:
+        send.wait(30)
 
 
 def test_waiting_for_a_rank_that_dies_or_for_anybody_when_all_have_died(make_world):
