@@ -190,6 +190,7 @@ class Runtime:
         self._p2p = P2PEngine(
             self._endpoint,
             lambda group, rank: self._groups.by_name[group].ranks.index(rank),
+            self._anybody_left,
             receive_bytes_max=self._settings.receive_bytes_max,
         )
         self._loop.start()
@@ -583,7 +584,7 @@ class Runtime:
             self._p2p.abandon(op)
 
     def _somebody_is_gone(self) -> None:
-        self._p2p.gone(self._anybody_left)
+        self._p2p.gone()
         if self._on_loss is not None:
             self._on_loss()
 

@@ -43,12 +43,21 @@ class P2PEngine:
 
     Args:
         group_rank: a rank of the endpoint as a rank of a group.
+        anybody_left: whether another rank of a group is not gone.
         receive_bytes_max: most that is allocated for one message on its sender's word.
     """
 
-    def __init__(self, endpoint: Endpoint, group_rank: Callable[[str, int], int], *, receive_bytes_max: int) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        group_rank: Callable[[str, int], int],
+        anybody_left: Callable[[str], bool],
+        *,
+        receive_bytes_max: int,
+    ) -> None:
         self._endpoint = endpoint
         self._group_rank = group_rank
+        self._anybody_left = anybody_left
         self._receive_bytes_max = receive_bytes_max
         self._sent: SequenceNumbers[tuple[str, int, int]] = SequenceNumbers()
         self._taken: SequenceNumbers[tuple[str, int, int]] = SequenceNumbers()
@@ -85,7 +94,7 @@ class P2PEngine:
             self._take(op, rank)
             return
         self._any_source.add(op)
-        self._match_any_source(op.group, op.tag)
+        self._match_or_fail(op)
 
     def unexpected(self, rank: int, header: Header) -> None:
         """A message waits that nobody has posted for: remember it, or drop it where nobody can ask for it any more."""
@@ -108,11 +117,10 @@ class P2PEngine:
             self._any_source.head_came(group, tag, rank, header.step)
             self._match_any_source(group, tag)
 
-    def gone(self, ranks_left: Callable[[str], bool]) -> None:
+    def gone(self) -> None:
         """Some rank is gone: those who take from anybody fail when nobody is left in their group."""
         for op in self._any_source.ops():
-            if not ranks_left(op.group):
-                self.fail(op, TransportError(f"{op.work.what}: no other rank is left"))
+            self._fail_without_ranks(op)
 
     def tick(self, now_s: float) -> float:
         """Fail what is late; returns the next deadline."""
@@ -275,6 +283,16 @@ class P2PEngine:
         for op, rank in self._any_source.matches(group, tag):
             self._take(op, rank)
 
+    def _match_or_fail(self, op: P2POp) -> None:
+        """Take for a receive from anybody what is here; with nothing here and nobody left it would wait in vain."""
+        self._match_any_source(op.group, op.tag)
+        if op in self._any_source:
+            self._fail_without_ranks(op)
+
+    def _fail_without_ranks(self, op: P2POp) -> None:
+        if not self._anybody_left(op.group):
+            self.fail(op, TransportError(f"{op.work.what}: no other rank is left"))
+
     def _take(self, op: P2POp, rank: int) -> None:
         number = self._taken.take((op.group, op.tag, rank))
         self._any_source.head_taken(op.group, op.tag, rank, number)
@@ -400,7 +418,7 @@ class P2PEngine:
         else:
             op.work.source = None
             self._any_source.put_back(op)
-            self._match_any_source(op.group, op.tag)
+            self._match_or_fail(op)
 
 
 def _drop(_received: Received | None, _error: TransportError | None) -> None:

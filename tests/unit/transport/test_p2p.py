@@ -231,6 +231,35 @@ def test_waiting_for_a_rank_that_dies_or_for_anybody_when_all_have_died(make_wor
         world.groups[0].send(np.zeros(3), 1, timeout_s=60.0).wait(30)
 
 
+def test_receiving_from_anybody_when_all_have_left_takes_what_they_sent_and_then_ends(make_world):
+    world = make_world(3)
+    pair = [group.subgroup([0, 1], name="pair") for group in world.groups[:2]]
+    for group in (world.groups[1], pair[1]):
+        group.send(np.array([1]), 0).wait(30)
+    world.network.kill("rank-1")
+    wait_until(world.groups[0].lost_ranks, what=world.groups[0].lost_ranks)
+    assert pair[0].recv(None, None, timeout_s=60.0).wait(30) == [1]
+    with pytest.raises(TransportError, match="no other rank is left"):
+        pair[0].recv(None, None, timeout_s=60.0).wait(30)
+    assert world.groups[0].recv(None, None, timeout_s=60.0).wait(30) == [1]
+    receiving = world.groups[0].recv(None, None, timeout_s=60.0)
+    world.groups[2].send(np.array([2]), 0).wait(30)
+    assert receiving.wait(30) == [2]
+
+
+def test_receiving_from_anybody_ends_where_the_last_message_of_all_who_left_is_void(make_world):
+    world = make_world(2)
+    world.network.hold("rank-1", "rank-0")
+    with pytest.raises(TimedOutError):
+        world.groups[1].send(np.zeros(10), 0, timeout_s=0.05).wait(30)
+    world.network.release("rank-1", "rank-0")
+    settle(world)
+    world.network.kill("rank-1")
+    wait_until(world.groups[0].lost_ranks, what=world.groups[0].lost_ranks)
+    with pytest.raises(TransportError, match="no other rank is left"):
+        world.groups[0].recv(None, None, timeout_s=60.0).wait(30)
+
+
 def test_messages_under_way_survive_a_reconnect(make_world):
     world = make_world(2, reconnect_s=30.0)
     world.network.hold("rank-0", "rank-1")
