@@ -328,11 +328,11 @@ class Runtime:
         """Begin to send to a rank of the endpoint."""
         self._check_point_to_point(rank, tag)
         view = TensorView.of(tensor, writable=False)
-        work = Work(f"send with tag {tag} to rank {rank} of group {group}", bytes_total=view.data.nbytes)
-        op = P2POp(work, group, tag, timeout_s, time.monotonic() + timeout_s, peer=rank)
         with self._lock:
             self._check_open()
-            self._groups.open(group)
+            to = self._groups.open(group).ranks.index(rank)
+            work = Work(f"send with tag {tag} to rank {to} of group {group}", bytes_total=view.data.nbytes)
+            op = P2POp(work, group, tag, timeout_s, time.monotonic() + timeout_s, peer=rank)
             order = next(self._order)
             self._begin_p2p(op, lambda: self._p2p.send(op, rank, view, priority=priority, order=order))
         return work
@@ -341,14 +341,13 @@ class Runtime:
         """Begin to receive from a rank of the endpoint, or from any member of the group."""
         self._check_point_to_point(rank, tag)
         view = None if into is None else TensorView.of(into, writable=True)
-        source = "anybody" if rank is None else f"rank {rank}"
-        work = Work(
-            f"receive with tag {tag} from {source} of group {group}", bytes_total=view.data.nbytes if view else 0
-        )
-        op = P2POp(work, group, tag, timeout_s, time.monotonic() + timeout_s, peer=rank, into=view)
         with self._lock:
             self._check_open()
-            self._groups.open(group)
+            ranks = self._groups.open(group).ranks
+            source = "anybody" if rank is None else f"rank {ranks.index(rank)}"
+            what = f"receive with tag {tag} from {source} of group {group}"
+            work = Work(what, bytes_total=view.data.nbytes if view else 0)
+            op = P2POp(work, group, tag, timeout_s, time.monotonic() + timeout_s, peer=rank, into=view)
             self._begin_p2p(op, lambda: self._p2p.receive(op, rank))
         return work
 

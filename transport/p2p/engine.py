@@ -215,7 +215,7 @@ class P2PEngine:
             elif op.error is not None:
                 self._settle(op)
             elif received.payload:
-                self.fail(op, PeerError(f"rank {rank}", f"{op.work.what}: {_text(received.payload)}"))
+                self.fail(op, PeerError(self._name(op, rank), f"{op.work.what}: {_text(received.payload)}"))
             else:
                 send_body()
 
@@ -312,9 +312,9 @@ class P2PEngine:
             self._asked.discard((rank, received.header.key))
             op.refuse = None
             if not received.header.dtype:
-                self.fail(op, CancelledError(f"rank {rank} gave the message up"))
+                self.fail(op, CancelledError(f"{self._name(op, rank)} gave the message up"))
             elif (received.header.dtype, received.header.length) != (view.dtype, view.data.nbytes):
-                self.fail(op, op.mismatch(rank, received.header.dtype, received.header.shape, view))
+                self.fail(op, op.mismatch(self._name(op, rank), received.header.dtype, received.header.shape, view))
             else:
                 op.work.progress(view.data.nbytes)
 
@@ -331,14 +331,14 @@ class P2PEngine:
                 return
             dtype, shape = announced
         except ValueError as error:
-            self.fail(op, PeerError(f"rank {rank}", f"{op.work.what}: {error}"))
+            self.fail(op, PeerError(self._name(op, rank), f"{op.work.what}: {error}"))
             return
         size = math.prod(shape) * item_bytes(dtype)
         if size > INLINE_BYTES:
             op.refuse = lambda error: self._refuse(op, rank, number, str(error))
         if op.into is None and size > self._receive_bytes_max:
             limit = f"a receive into nothing takes at most {self._receive_bytes_max} (Settings.receive_bytes_max)"
-            self.fail(op, PeerError(f"rank {rank}", f"{op.work.what}: it announces {size} bytes; {limit}"))
+            self.fail(op, PeerError(self._name(op, rank), f"{op.work.what}: it announces {size} bytes; {limit}"))
             return
         if op.into is None:
             op.into = view = TensorView.allocate(dtype=dtype, shape=shape)
@@ -346,7 +346,7 @@ class P2PEngine:
             op.work.bytes_total = size
         view = op.into
         if (dtype, size) != (view.dtype, view.data.nbytes):
-            self.fail(op, op.mismatch(rank, dtype, shape, view))
+            self.fail(op, op.mismatch(self._name(op, rank), dtype, shape, view))
         elif size <= INLINE_BYTES:
             view.data[:] = received.payload
             op.work.progress(size)
@@ -381,6 +381,10 @@ class P2PEngine:
         ticket = self._receive(rank, key, buffer, end)
         op.tickets.append(ticket)
 
+    def _name(self, op: P2POp, rank: int) -> str:
+        """A rank of the endpoint in the errors of an op: they say the group's ranks, as its caller does."""
+        return f"rank {self._group_rank(op.group, rank)}"
+
     def _failed(self, op: P2POp, error: TransportError) -> None:
         if op.error is None:
             if isinstance(error, ConnectionLostError) and error.rank is not None:
@@ -412,7 +416,7 @@ class P2PEngine:
     def _skip(self, op: P2POp, rank: int) -> None:
         """The message was void: take the next one, unless the body was to come into the target."""
         if op.body_posted:
-            self.fail(op, CancelledError(f"rank {rank} gave the message up"))
+            self.fail(op, CancelledError(f"{self._name(op, rank)} gave the message up"))
         elif op.peer is not None:
             self._take(op, rank)
         else:

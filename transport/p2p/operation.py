@@ -74,10 +74,10 @@ class P2POp:
             length=content.data.nbytes if isinstance(content, TensorView) else content.nbytes,
         )
 
-    def mismatch(self, rank: int, dtype: str, shape: tuple[int, ...], view: TensorView) -> PeerError:
-        """The error where a rank's message does not fit the target."""
+    def mismatch(self, peer: str, dtype: str, shape: tuple[int, ...], view: TensorView) -> PeerError:
+        """The error where a peer's message does not fit the target."""
         sent, taken = f"{dtype}{list(shape)}", f"{view.dtype}{list(view.shape)}"
-        return PeerError(f"rank {rank}", f"{self.work.what}: it sent {sent} where {taken} is taken")
+        return PeerError(peer, f"{self.work.what}: it sent {sent} where {taken} is taken")
 
 
 def describe(fields: Mapping[str, object]) -> Buffer:

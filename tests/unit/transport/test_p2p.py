@@ -108,6 +108,27 @@ def test_a_message_that_does_not_fit_is_named_and_the_next_one_arrives(make_worl
     assert last.sum() == 8
 
 
+def test_errors_name_the_ranks_of_their_group(make_world):
+    world = make_world(3)
+    subs = world.results(lambda group: group.subgroup([2, 0, 1], name="s"))
+    receiver = next(sub for sub in subs if sub.rank == 2)
+    sender = next(sub for sub in subs if sub.rank == 0)
+    with pytest.raises(TimedOutError, match="receive with tag 1 from rank 0 of group s"):
+        receiver.recv(None, 0, tag=1, timeout_s=0.05).wait(30)
+    sending = sender.send(np.zeros(EAGER_BODY_BYTES + 8, "u1"), 2)
+    with pytest.raises(PeerError, match=r"^\S+ (peer )?rank 0.*from anybody of group s: it sent") as refused:
+        receiver.recv(np.zeros(8, "f4"), None).wait(30)
+    assert "rank 2" not in str(refused.value)
+    with pytest.raises(PeerError, match=r"rank 2.*send with tag 0 to rank 2 of group s"):
+        sending.wait(30)
+    world.network.hold("rank-2", "rank-1")
+    with pytest.raises(TimedOutError):
+        sender.send(np.zeros(50_000), 2, tag=2, timeout_s=0.05).wait(30)
+    world.network.release("rank-2", "rank-1")
+    with pytest.raises(CancelledError, match="rank 0 gave the message up"):
+        receiver.recv(np.zeros(50_000), 0, tag=2).wait(30)
+
+
 def test_a_strided_target_is_filled(make_world):
     world = make_world(2)
     whole = np.zeros((4, 6))
