@@ -51,8 +51,9 @@ class HiveBackend(Methods, _Backend):  # type: ignore[misc]  # Any on purpose, s
     supports_completion_hooks = Answer(False)
     _supports_time_estimate = Answer(False)
 
-    def __init__(self, collectives: Collectives) -> None:
+    def __init__(self, collectives: Collectives, *, beside_others: bool = False) -> None:
         _Backend.__init__(self, collectives.group.rank, collectives.group.size)
+        self._beside_others = beside_others
         self.collectives = collectives
 
     @property
@@ -71,7 +72,7 @@ class HiveBackend(Methods, _Backend):  # type: ignore[misc]  # Any on purpose, s
 
     def run(self, method: Callable[..., Any], arguments: Sequence[Any]) -> Any:
         """Carry out a call. If it came through a process group of ours, that one gets the Work as it is."""
-        if method.__name__ == "recv_anysource" and not dispatch.is_awaited():
+        if self._beside_others and method.__name__ == "recv_anysource":
             raise MisuseError("recv without a source: in a group of several backends torch does not say whose it was")
         work = super().run(method, arguments)
         if isinstance(work, HiveWork):
@@ -106,7 +107,8 @@ class HiveBackend(Methods, _Backend):  # type: ignore[misc]  # Any on purpose, s
                 f"rank {parent.group.rank} is in none of the groups that split_group was asked for: in a group of"
                 " several backends give every rank one, or use new_group"
             )
-        child = HiveBackend(parent.split(opts.group_name, ranks, timeout_s=opts._timeout.total_seconds()))
+        group = parent.split(opts.group_name, ranks, timeout_s=opts._timeout.total_seconds())
+        child = HiveBackend(group, beside_others=True)
         keep(child)
         return child
 

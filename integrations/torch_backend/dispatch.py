@@ -31,14 +31,9 @@ class _Calls(threading.local):
 _calls = _Calls()
 
 
-def is_awaited() -> bool:
-    """Whether a process group of ours, in this thread, waits for the Work of its Backend."""
-    return bool(_calls.works) and not _calls.works[-1]
-
-
 def hand_over(work: HiveWork) -> None:
     """Give a Work to the innermost call of this thread, if there is one that waits for it."""
-    if is_awaited():
+    if _calls.works and not _calls.works[-1]:
         _calls.works[-1].append(work)
 
 

@@ -265,7 +265,7 @@ def create(options: Any, group_options: object = None) -> Any:
     if not backend_can_be_subclassed():
         adapter = HiveProcessGroupAlone(collectives, options.store, device=device)
     elif is_mixed():
-        adapter = HiveBackend(collectives)
+        adapter = HiveBackend(collectives, beside_others=True)
     else:
         adapter = HiveProcessGroupWithBackend(collectives, options.store, device=device)
     keep(adapter)
