@@ -340,6 +340,8 @@ class Endpoint:
 
     def _say_gone(self, rank: int, connection: int) -> None:
         """Close a connection to a rank that counts as gone, in such a way that it does not dial again."""
+        if self.closing:  # the engine may be closed by now, which ends the connection
+            return
         error = self.peers.error(rank)
         why = "gone" if error is None else error.reason
         self._need_engine().disconnect(
