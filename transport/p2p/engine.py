@@ -170,14 +170,11 @@ class P2PEngine:
         op.tickets.clear()
         self._settle(op)
 
-    def close(self, group: str) -> None:
-        """Take no more messages of a group."""
-        self._endpoint.discard(group + GROUP_SUFFIX, U64_MAX)
-
     def forget(self, group: str) -> None:
         """Drop all that is known of a group in which nothing is under way any more: another may have its name."""
         wire = group + GROUP_SUFFIX
-        self._endpoint.discard(wire, 0)
+        self._endpoint.discard(wire, U64_MAX)
+        self._endpoint.discard(wire, 0)  # what comes from now on is of another group of that name
         for numbers in (self._sent, self._taken):
             numbers.forget(lambda key: key[0] == group)
         for parts in (self._unexpected, self._asked):
