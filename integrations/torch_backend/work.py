@@ -57,9 +57,9 @@ class Outcome:
 
     __slots__ = ("error", "value")
 
-    def __init__(self) -> None:
+    def __init__(self, value: object) -> None:
         self.error: BaseException | None = None
-        self.value: Any = None
+        self.value = value
 
     def __call__(self, _root: object) -> Any:
         if self.error is not None:
@@ -98,7 +98,7 @@ class HiveWork(dist.Work):
         self._finish = finish
         self._process = os.getpid()
         self._ended = End()
-        self._outcome = Outcome()
+        self._outcome = Outcome(self.tensors)
         self._parts: tuple[transport.Work, ...] = ()
         self._expected = 0
         self._ends = itertools.count(1)
@@ -215,7 +215,7 @@ class HiveWork(dist.Work):
         if next(self._ends) < self._expected:
             return
         if self._finish is None and not self._futures and all(part.exception() is None for part in self._parts):
-            self._end()
+            self._ended.set()
         else:
             self._threads.run(self._complete)
 
@@ -231,18 +231,13 @@ class HiveWork(dist.Work):
                 self._finish()
             except Exception as error:  # noqa: BLE001 - a copy to a GPU that failed, or a mistake: whoever waits is told
                 outcome.error = error
-        outcome.value = self.tensors
         self._finish = None  # it holds the staging memory
         self._complete_future()
-        self._end()
+        self._ended.set()
 
     def _complete_future(self) -> None:
         with contextlib.suppress(IndexError):  # there is none, or it is complete
             self._roots.popleft().set_result(None)
-
-    def _end(self) -> None:
-        self._outcome.value = self.tensors
-        self._ended.set()
 
 
 def _guarded(callback: Callable[[], None]) -> None:
