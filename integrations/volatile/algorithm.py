@@ -147,6 +147,10 @@ class Algorithm:
         """How many values each tensor of the next step has; none for an algorithm without steps."""
         return []
 
+    def _alike(self) -> dict[str, Any]:
+        """Settings, by name, that all members have to have alike; who joins with others is refused."""
+        return {"quorum": self.quorum}
+
     def _shared_state(self) -> dict[str, Any]:
         """What a member that joins begins with: tensors on the host, so that its bytes name no member's GPU."""
         return self.state_dict()
@@ -178,8 +182,12 @@ class Algorithm:
         if under_way is not None and not under_way.done() and threading.get_ident() == self._trains:
             return None  # that thread may be about to apply a step; it gives the state itself between two
         file = io.BytesIO()
-        torch.save(self._shared_state(), file)
+        torch.save({"trained_by": self._described(), "state": self._shared_state()}, file)
         return file.getvalue()
+
+    def _described(self) -> str:
+        settings = ", ".join(f"{name}={value!r}" for name, value in self._alike().items())
+        return f"{type(self).__name__}({settings})"
 
     def _take_result(self, _step: int, tensors: Sequence[memoryview]) -> None:
         """Take in a step that the others have made. One of other sizes is a caller's own, and nothing to us."""
@@ -188,8 +196,11 @@ class Algorithm:
             self._apply(result)
 
     def _take_state_bytes(self, data: bytes) -> None:
+        shared, own = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True), self._described()
+        if shared["trained_by"] != own:
+            raise PeerError("the group", f"it trains by {shared['trained_by']}, and this member by {own}")
         try:
-            self._take_shared_state(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
+            self._take_shared_state(shared["state"])
         except MisuseError as error:
             raise PeerError("the group", f"it trains another model: {error}") from error
 
@@ -224,6 +235,7 @@ class GlobalAlgorithm(Algorithm):
         self._interval = every // len(self._fragments)
         self._global = [one.read() for one in self._fragments]
         self._held = list(self._global)  # what the model's fragments have received, and learn from
+        self._means: dict[int, torch.Tensor] | None = None  # of the fragments' last rounds, while this member finishes
         self._buffers = [torch.zeros_like(one) for one in self._global]
         self._rounds = 0
         self._was_member = False
@@ -238,6 +250,10 @@ class GlobalAlgorithm(Algorithm):
             if self._held[place] is not self._global[place]:
                 self._receive(place, keep=self._was_member)
         self._was_member = True
+
+    def _alike(self) -> dict[str, Any]:
+        outer = {"outer_rate": self._rate, "outer_momentum": self._momentum}
+        return {"fragments": [one.elems for one in self._fragments], **outer, **super()._alike()}
 
     @property
     def _place(self) -> int:
@@ -255,6 +271,8 @@ class GlobalAlgorithm(Algorithm):
             stepped = nesterov(mean.numpy(), gradient.numpy(), buffer, rate=self._rate, momentum=self._momentum)
             self._global[place] = torch.from_numpy(stepped)
             self._rounds += 1
+            if self._means is not None:
+                self._means[place] = mean
 
     def _receive(self, place: int, *, keep: bool) -> None:
         """Move a fragment of the model to its global values; to keep what it learned, only as far as they moved."""
@@ -262,6 +280,22 @@ class GlobalAlgorithm(Algorithm):
         change = fragment.read() - fragment.rounded(self._held[place]) if keep else torch.zeros(())
         fragment.write(merged + change)
         self._held[place] = merged
+
+    @contextlib.contextmanager
+    def _finishing(self) -> Iterator[None]:
+        """Last exchanges of fragments: the model ends with their means.
+
+        The outer step goes on from a mean in the direction of the steps before, for members that train on from there.
+        Nobody does. Where they do later, the next exchange moves the model to the global values.
+        """
+        self._means = {}
+        try:
+            yield
+            for place, merged in enumerate(self._global):
+                self._held[place] = self._means.get(place, merged)
+                self._fragments[place].write(self._held[place])
+        finally:
+            self._means = None
 
     def state_dict(self) -> dict[str, Any]:
         """See `Algorithm`. Vectors are in the model's order, so another number of fragments may go on from it."""

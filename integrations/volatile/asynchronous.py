@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -126,6 +127,10 @@ class AsyncDiLoCo(GlobalAlgorithm):
             for place, merged in self._arrived.items():  # else what is in them would count again in the next group
                 self._take(place, merged)
         self._thread = self._merging = None
+
+    def _alike(self) -> dict[str, Any]:
+        averaged = sum(one.numel() for one in self._averaged)
+        return {**super()._alike(), "embeddings": averaged, "compression": self.compression}
 
     def _under_way(self) -> Future[None] | None:
         return self._merging

@@ -47,7 +47,7 @@ class DiLoCo(GlobalAlgorithm):
         """Average the parameters now, and let the outer optimiser step; `with_all` waits for late ones, too."""
         fragment, began = self._fragments[0], self._global[0]
         # What 16-bit parameters cannot hold of the global ones is nobody's change.
-        own = fragment.read() + (began - fragment.rounded(began))
+        own = fragment.read() + (began - fragment.rounded(self._held[0]))
         mean = own.clone()
         met = self._take_over(self._group.all_reduce(mean, quorum=self._quorum(with_all=with_all)), mean)
         if not met.contributed and self.quorum:
@@ -71,9 +71,9 @@ class DiLoCo(GlobalAlgorithm):
 
     def finish(self) -> None:
         """A last meeting, of what was learned since the one before; a second one at once would be momentum alone."""
-        if self._inner % self.every:
-            self.meet(with_all=True)
-        self._write_global()
+        with self._finishing():
+            if self._inner % self.every:
+                self.meet(with_all=True)
 
 
 class LocalSGD(DiLoCo):

@@ -87,11 +87,18 @@ class PartialMean(Algorithm):
         self._require_apart()
         self._take_shared_state(state)
 
+    def _alike(self) -> dict[str, Any]:
+        optimizer = type(self._optimizer).__name__
+        return {**super()._alike(), "optimizer": optimizer, "compression": self.compression}
+
     def _take_shared_state(self, state: Mapping[str, Any]) -> None:
         if "parameters" not in state or state["parameters"].shape != (self._all.elems,):
             raise MisuseError(f"this state is of another model: it does not have {self._all.elems} values")
+        try:
+            self._optimizer.load_state_dict(dict(state["optimizer"]))
+        except ValueError as error:  # parameters in other groups
+            raise MisuseError(f"this state is of another optimizer: {error}") from error
         self._all.write(state["parameters"])
-        self._optimizer.load_state_dict(dict(state["optimizer"]))
         self._due = None
 
     def _state_bytes(self) -> bytes | None:

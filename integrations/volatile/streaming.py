@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -80,6 +81,9 @@ class StreamingDiLoCo(GlobalAlgorithm):
             self._arrive(self.alpha)  # else what is in it would count again in the next group
         self._thread = self._flight = None
 
+    def _alike(self) -> dict[str, Any]:
+        return {**super()._alike(), "compression": self.compression}
+
     def _under_way(self) -> Future[Committed] | None:
         flight = self._flight  # the thread that trains may receive it meanwhile
         return None if flight is None else flight.ended
@@ -93,13 +97,13 @@ class StreamingDiLoCo(GlobalAlgorithm):
                 self._arrive(self.alpha)
 
     def finish(self) -> None:
-        """One more exchange of each fragment, to the global values."""
+        """One more exchange of each fragment, to the means."""
         if self._flight is not None:
-            self._arrive(self.alpha)
-        for _ in self._fragments:
-            self._send(0, with_all=True)
-            self._arrive(0.0)
-        self._write_global()
+            self._arrive(1.0)
+        with self._finishing():
+            for _ in self._fragments:
+                self._send(0, with_all=True)
+                self._arrive(0.0)
 
     def _send(self, overlap: int, *, with_all: bool = False) -> None:
         group, place, quorum = self._group, self._place, self._quorum(with_all=with_all)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -137,6 +138,7 @@ class Steps:
                     break
                 differed += self._control.view is view
             except TransportError as error:
+                _name_ranks(error, members)
                 if isinstance(error, MisuseError | PeerError) and self._control.connects(view):
                     raise
                 if time.monotonic() > give_up_s and not self._control.links.present.lost():
@@ -303,6 +305,16 @@ def _end(works: Sequence[Work]) -> None:
             errors.append(error)
     if errors:
         raise errors[0]
+
+
+def _name_ranks(error: TransportError, members: Sequence[Member]) -> None:
+    """Add to each rank in the text of an error whose it is: callers know members by their names."""
+
+    def named(rank: re.Match[str]) -> str:
+        number = int(rank[1])
+        return f"{rank[0]} ({members[number].name})" if number < len(members) else rank[0]
+
+    error.args = tuple(re.sub(r"\brank (\d+)", named, one) if isinstance(one, str) else one for one in error.args)
 
 
 def _require_finite(views: Sequence[TensorView]) -> None:

@@ -23,8 +23,8 @@ from volatile_members import (
     train,
 )
 
-from hive_qos.errors import EvictedError, MisuseError, TimedOutError
-from integrations.volatile import A2CiD2, AsyncDiLoCo, DiLoCo, PartialMean, StreamingDiLoCo
+from hive_qos.errors import EvictedError, MisuseError, PeerError, TimedOutError
+from integrations.volatile import A2CiD2, AsyncDiLoCo, DiLoCo, LocalSGD, PartialMean, StreamingDiLoCo
 from integrations.volatile.algorithm import Algorithm
 
 
@@ -62,9 +62,8 @@ def test_one_member_trains_as_its_inner_optimiser_alone(make: Callable[..., Algo
 
 def test_a_member_that_comes_back_brings_what_it_learned_while_it_was_cut_off() -> None:
     network, where = model(), register()
-    algorithm = DiLoCo(network.parameters(), every=4)
-    staying = model()
-    other = DiLoCo(staying.parameters(), every=1, outer_rate=1.0, outer_momentum=0.0)
+    algorithm, staying = LocalSGD(network.parameters(), every=4), model()
+    other = LocalSGD(staying.parameters(), every=1)
     with other.join(where, name="stays", settings=SETTINGS) as group:
         answering = threading.Event()
 
@@ -364,5 +363,40 @@ def test_a_meeting_waits_for_a_member_that_lives_as_long_as_join_was_told(make: 
                 assert late.value.timeout_s == limit_s
             finally:
                 ended.set()
+
+    in_threads(2, run)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda network: AsyncDiLoCo(network.parameters()), r"by DiLoCo\(.*\), and this member by AsyncDiLoCo\("),
+        (lambda network: LocalSGD(network.parameters()), r"by DiLoCo\(.*, and this member by LocalSGD\("),
+        (lambda network: DiLoCo(network.parameters(), outer_rate=0.5), r"rate=0\.7.* by DiLoCo\(.*rate=0\.5"),
+        (lambda network: DiLoCo(network.parameters(), quorum=2), r"quorum=0.* by DiLoCo\(.*quorum=2"),
+        (lambda network: DiLoCo([network.parameters().__next__()]), r"fragments=\[577\].*fragments=\[512\]"),
+        (lambda network: A2CiD2(network.parameters()), r"by DiLoCo\(.*, and this member by A2CiD2\("),
+    ],
+    ids=["AsyncDiLoCo", "LocalSGD", "rate", "quorum", "model", "A2CiD2"],
+)
+def test_who_joins_with_another_algorithm_is_refused_and_the_others_go_on(
+    make: Callable[[torch.nn.Module], Algorithm], reason: str
+) -> None:
+    network, where, ended = model(), register(), threading.Event()
+    algorithm = DiLoCo(network.parameters(), every=1)
+
+    def run(rank: int) -> None:
+        if rank == 1:
+            with pytest.raises(PeerError, match=reason), make(model()).join(where, name="other", settings=SETTINGS):
+                pass
+            ended.set()
+            return
+        with algorithm.join(where, name="member", settings=SETTINGS) as group:
+            step_until(ended, lambda: step_once(network, sgd(network), algorithm), pause_s=0.02)
+            before = group.step
+            wait_until(lambda: not group.view.joining or step_once(network, sgd(network), algorithm))
+            step_once(network, sgd(network), algorithm)
+            assert group.step > before
+            assert [one.name for one in group.view.members] == ["member"]
 
     in_threads(2, run)

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import threading
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
-from volatile_members import SETTINGS, batch, flat, in_threads, model, register, step_beside_a_slower_one, train
+from volatile_members import (
+    SETTINGS,
+    batch,
+    flat,
+    in_threads,
+    model,
+    register,
+    sgd,
+    step_beside_a_slower_one,
+    step_once,
+    train,
+)
 
 from hive_qos.errors import MisuseError
-from integrations.volatile.diloco import DiLoCo, LocalSGD
+from integrations.volatile import DiLoCo, LocalSGD, StreamingDiLoCo
 from transport.volatile.group import VolatileGroup
 
 BATCHES = 6
@@ -92,8 +104,38 @@ def test_who_ends_with_a_meeting_does_not_meet_again_and_who_has_learned_since_d
 
         train(algorithm, network, inner, register(), steps=steps, after=end)
     assert [rounds for rounds, _ in ends] == [2, 4]
-    assert not ends[0][1].any()
-    assert ends[1][1].any()
+    assert not any(change.any() for _, change in ends)  # the mean of one's own parameters
+
+
+@pytest.mark.parametrize("kind", [DiLoCo, StreamingDiLoCo])
+def test_members_that_end_between_two_meetings_end_with_the_mean_and_may_train_on(
+    kind: type[DiLoCo] | type[StreamingDiLoCo],
+) -> None:
+    size, where = 2, register()
+    networks = [model() for _ in range(size)]
+    options: dict[str, Any] = {} if kind is DiLoCo else {"fragments": 2, "overlap": 1, "compression": ""}
+    trained: dict[int, torch.Tensor] = {}
+    ended: dict[int, list[torch.Tensor]] = {}
+
+    def run(rank: int) -> None:
+        network, inner = networks[rank], sgd(networks[rank])
+        algorithm = kind(network.parameters(), every=4, **options)
+
+        def end(_: VolatileGroup) -> None:
+            trained[rank] = flat(network)
+            algorithm.finish()
+            ended[rank] = [flat(network)]
+            for _ in range(6):
+                step_once(network, inner, algorithm)
+            algorithm.finish()
+            ended[rank] += [flat(network), algorithm.state_dict()["global"]]
+
+        train(algorithm, network, inner, where, rank=rank, size=size, steps=10, after=end)
+
+    in_threads(size, run)
+    torch.testing.assert_close(ended[0][0], (trained[0] + trained[1]) / 2)
+    for one, other in zip(ended[0], ended[1], strict=True):
+        assert torch.equal(one, other)
 
 
 def test_what_a_slower_member_learned_counts_once_from_where_the_others_are_then() -> None:
