@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -17,9 +18,11 @@ from integrations.torch_backend.collectives import Collectives
 from integrations.torch_backend.work import HiveWork
 
 NAME = "hive"
+DEVICES = (torch.device("cpu"), torch.device("cuda"))
 
 # The stubs describe torch's own overloads and properties; a Python subclass answers C++ by other rules (see `Answer`).
 _c10d: Any = c10d
+distributed_c10d: Any = dist.distributed_c10d
 _Backend: Any = c10d.Backend
 
 
@@ -119,6 +122,7 @@ class HiveBackend(Methods, _Backend):  # type: ignore[misc]  # Any on purpose, s
         `dist.shrink_group` calls it on those ranks alone, and destroys this group afterwards. With SHRINK_ABORT what is
         under way in it ends at once.
         """
+        _label_what_shrinks()
         own = self.collectives
         left = [rank for rank in range(own.group.size) if rank not in ranks_to_exclude]
         if own.group.rank not in left:
@@ -136,6 +140,31 @@ class HiveBackend(Methods, _Backend):  # type: ignore[misc]  # Any on purpose, s
 
     def perform_nocolor_split(self, device: torch.device) -> None:
         """What a rank outside of a new group calls where `init_process_group` got a `device_id`; hive needs nothing."""
+
+
+def serve(group: Any, backend: HiveBackend) -> None:
+    """Have a process group call a backend for the tensors of all devices, as one that is none of torch's own."""
+    group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
+    for device in DEVICES:
+        group._register_backend(device, dist.ProcessGroup.BackendType.CUSTOM, backend)
+
+
+@functools.cache
+def _label_what_shrinks() -> None:
+    """From now on torch's groups that shrink serve our backends.
+
+    torch 2.15 registers any backend of the CPU's as Gloo's there, and DDP's C++ then reads ours as one: a segfault.
+    """
+    create = distributed_c10d._create_shrunk_process_group
+
+    @functools.wraps(create)
+    def created(new_backend: Any, *arguments: Any, **named: Any) -> Any:
+        group = create(new_backend, *arguments, **named)
+        if isinstance(new_backend, HiveBackend):
+            serve(group, new_backend)
+        return group
+
+    distributed_c10d._create_shrunk_process_group = created
 
 
 _alive: set[Any] = set()

@@ -26,14 +26,12 @@ from torch._C import _distributed_c10d as c10d
 
 from hive_qos.errors import MisuseError
 from integrations.torch_backend import dispatch
-from integrations.torch_backend.backend import NAME, HiveBackend, keep
+from integrations.torch_backend.backend import DEVICES, NAME, HiveBackend, keep, serve
 from integrations.torch_backend.c10d_methods import Methods, raising_torch_errors
 from integrations.torch_backend.collectives import Collectives
 from integrations.torch_backend.options import GroupOptions, HiveOptions
 from integrations.torch_backend.reconfiguration import Reconfiguration
 from integrations.torch_backend.world import group_name_of, world_for
-
-DEVICES = (torch.device("cpu"), torch.device("cuda"))
 
 # The stubs describe torch's own overloads and properties; a Python subclass answers C++ by other rules.
 _ProcessGroup: Any = dist.ProcessGroup
@@ -113,9 +111,7 @@ class HiveProcessGroupWithBackend(HiveProcessGroup):
     def __init__(self, collectives: Collectives, store: Any, *, device: torch.device | None = None) -> None:
         super().__init__(collectives, store, device=device)
         self._backend = backend = HiveBackend(collectives)
-        self._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
-        for device in DEVICES:
-            self._register_backend(device, dist.ProcessGroup.BackendType.CUSTOM, backend)
+        serve(self, backend)
         keep(backend)
 
     @property

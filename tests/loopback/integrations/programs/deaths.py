@@ -149,10 +149,13 @@ def shrunk(rank: int, size: int) -> None:
     dist.shrink_group([VICTIM], shrink_flags=dist.distributed_c10d.SHRINK_ABORT)
     total, pair, own = torch.full((1000,), float(rank)), torch.ones(1), torch.ones(1)
     dist.all_reduce(total)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1, bias=False), init_sync=False)
+    model(torch.full((1, 1), float(rank))).backward()
     dist.all_reduce(pair, group=dist.new_group([1, 0]))
     alone = dist.shrink_group([1 - dist.get_rank()], group=dist.new_group([0, 1]))
     dist.all_reduce(own, group=alone)
-    report(place=dist.get_rank(), size=dist.get_world_size(), totals=[total[0].item(), pair.item(), own.item()])
+    totals = [one.reshape(-1)[0].item() for one in (total, pair, own, model.module.weight.grad)]
+    report(place=dist.get_rank(), size=dist.get_world_size(), totals=totals)
     dist.destroy_process_group()
 
 
