@@ -16,28 +16,29 @@ import contextlib
 import time
 
 import torch
-from torch.distributed import TCPStore
 
+from hive_qos.errors import ConfigurationError
 from integrations.volatile import AsyncDiLoCo, torch_register
 
 BATCH = 32
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--store", required=True, help="host:port of the register")
     parser.add_argument("--name", required=True, help="of this member, unique in the job")
     parser.add_argument("--minutes", type=float, default=10.0, help="how long it stays")
     parser.add_argument("--leave-at", default="", help="the time of the day at which its owner comes, such as 08:00")
     arguments = parser.parse_args()
-    host, _, port = arguments.store.rpartition(":")
-    store = TCPStore(host, int(port), is_master=False)
     with contextlib.suppress(KeyboardInterrupt):
         until_s = time.monotonic() + 60.0 * arguments.minutes
-        train(store, arguments.name, until_s=until_s, leave_at=arguments.leave_at)
+        try:
+            train(arguments.store, arguments.name, until_s=until_s, leave_at=arguments.leave_at)
+        except ConfigurationError as error:
+            parser.error(str(error))
 
 
-def train(store: TCPStore, name: str, *, until_s: float, leave_at: str) -> None:
+def train(store: str, name: str, *, until_s: float, leave_at: str) -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from hive_qos.errors import MisuseError
+from transport.arguments import is_index, is_seconds
 from transport.bootstrap.rendezvous import Rendezvous
 from transport.collectives import calls
 from transport.collectives.codecs import Codec
@@ -78,7 +79,7 @@ class Group:
             rendezvous: a store that all ranks reach.
             rank: this rank, 0 to world_size - 1.
             world_size: how many ranks there are, at least 1.
-            name: the group's name, the same on every rank and unique in the job; at most 64 bytes.
+            name: the group's name, the same on every rank and unique in the job; at most 96 bytes.
             timeout_s: default timeout of its operations.
             connect_timeout_s: by then every rank must be there.
             settings: addresses, engine and identity; None reads the `HIVE_*` environment.
@@ -94,6 +95,12 @@ class Group:
 
         Codec.named(compression)  # before anybody waits for us
         check_group_name(name)
+        if not hasattr(rendezvous, "set"):
+            raise MisuseError(
+                f"rendezvous is {rendezvous!r:.80}: make a TcpRendezvous or a FileRendezvous of an address"
+            )
+        _seconds("timeout_s", timeout_s)
+        _seconds("connect_timeout_s", connect_timeout_s)
         runtime = Runtime.connect(
             rendezvous,
             rank=rank,
@@ -189,7 +196,7 @@ class Group:
             ConfigurationError: there is no such algorithm.
             MisuseError: this rank is not a member, a rank is not in this group, or the name is taken.
         """
-        members = tuple(self._ranks[rank] for rank in ranks if 0 <= rank < self.size)
+        members = tuple(self._ranks[rank] for rank in ranks if is_index(rank, self.size))
         if len(set(members)) != len(ranks) or not members:
             raise MisuseError(f"a subgroup needs distinct ranks below {self.size}, not {list(ranks)}")
         if self._runtime.rank not in members:
@@ -201,7 +208,7 @@ class Group:
             self._runtime,
             name=name,
             ranks=members,
-            timeout_s=self.timeout_s if timeout_s is None else timeout_s,
+            timeout_s=self._timeout_s(timeout_s),
             parent=False,
             algorithm=algorithm,
             compression=compression,
@@ -362,8 +369,9 @@ class Group:
             tag: 0 to 2**40 - 1; keeps messages of different purposes apart.
             priority: `BULK` goes over a connection of its own that yields to everything else.
         """
+        timeout_s = self._timeout_s(timeout_s)
         return self._runtime.send(
-            self.name, self._peer(peer), tag, tensor, timeout_s=self._timeout_s(timeout_s), priority=priority
+            self.name, self._peer(peer), tag, tensor, timeout_s=timeout_s, priority=_checked(priority)
         )
 
     def recv(self, into: object | None, peer: int | None, tag: int = 0, *, timeout_s: float | None = None) -> Work:
@@ -387,9 +395,9 @@ class Group:
             prepared: made by `transport.collectives.calls` for `site`, which refuses what cannot work: make all of them
                 before any begins.
         """
-        return (
-            self._runtime.start(prepared, timeout_s=self._timeout_s(timeout_s), priority=priority) if prepared else []
-        )
+        if not prepared:
+            return []
+        return self._runtime.start(prepared, timeout_s=self._timeout_s(timeout_s), priority=_checked(priority))
 
     @property
     def next_number(self) -> int:
@@ -490,12 +498,25 @@ class Group:
         await asyncio.to_thread(self.close)
 
     def _peer(self, rank: int) -> int:
-        if not 0 <= rank < self.size:
-            raise MisuseError(f"group {self.name} has ranks 0 to {self.size - 1}, not {rank}")
+        if not is_index(rank, self.size):
+            raise MisuseError(f"group {self.name} has ranks 0 to {self.size - 1}, not {rank!r}")
         return self._ranks[rank]
 
     def _timeout_s(self, timeout_s: float | None) -> float:
-        return self.timeout_s if timeout_s is None else timeout_s
+        return self.timeout_s if timeout_s is None else _seconds("timeout_s", timeout_s)
 
     def _start(self, call: calls.Call, timeout_s: float | None, priority: Priority) -> Work:
         return self.start([call], timeout_s=timeout_s, priority=priority)[0]
+
+
+def _seconds(name: str, value: float) -> float:
+    if not is_seconds(value):
+        raise MisuseError(f"{name} is {value!r}: it is a number of seconds, at least 0")
+    return value
+
+
+def _checked(priority: Priority) -> Priority:
+    if not isinstance(priority, Priority):
+        names = ", ".join(one.name for one in Priority)
+        raise MisuseError(f"priority is {priority!r}: it is one of transport.Priority, which are {names}")
+    return priority

@@ -22,6 +22,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 
 from hive_qos.errors import CancelledError, HiveError, MisuseError, PeerError
+from transport.arguments import is_index
 from transport.bootstrap.connect import ABORT_CHECK_S, Bootstrap, Factories, exchange_rank_infos, missing_ranks_error
 from transport.bootstrap.rendezvous import Rendezvous
 from transport.broker.session import BrokerSession
@@ -110,8 +111,8 @@ class Runtime:
         Args:
             factories: how to make engine, sockets and identity; None for the real ones.
         """
-        if not 0 <= rank < world_size:
-            raise MisuseError(f"rank {rank} of a world of {world_size}")
+        if not (hasattr(world_size, "__index__") and is_index(rank, world_size)):
+            raise MisuseError(f"rank is {rank!r}, and world_size {world_size!r}: ranks are numbers below that")
         settings = Settings.from_environment() if settings is None else settings
         check_name(settings.algorithm)
         give_up_s = time.monotonic() + timeout_s
@@ -603,8 +604,8 @@ class Runtime:
         self._check_process()
         if rank == self.rank:
             raise MisuseError("a rank cannot exchange messages with itself")
-        if not 0 <= tag <= TAG_MAX:
-            raise MisuseError(f"a tag is a number from 0 to {TAG_MAX}, not {tag}")
+        if not is_index(tag, TAG_MAX + 1):
+            raise MisuseError(f"a tag is a number from 0 to {TAG_MAX}, not {tag!r}")
 
 
 _living: weakref.WeakSet[Runtime] = weakref.WeakSet()

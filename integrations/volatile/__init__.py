@@ -8,4 +8,5 @@ from integrations.volatile.fragments import strided as strided
 from integrations.volatile.partial_mean import PartialMean as PartialMean
 from integrations.volatile.site import Site as Site
 from integrations.volatile.streaming import StreamingDiLoCo as StreamingDiLoCo
+from integrations.volatile.torch_store import serve_register as serve_register
 from integrations.volatile.torch_store import torch_register as torch_register

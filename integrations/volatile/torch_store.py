@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import logging
+import socket
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import Store, TCPStore
 
-from hive_qos.errors import RegisterLostError
+from hive_qos.errors import ConfigurationError, MisuseError, RegisterLostError
 from transport.settings import Settings
 from transport.volatile.register.register import Register
 
 T = TypeVar("T")
+
+CONNECT_S = 1.0
+"""To connect to a store that is not there yet, and between two tries."""
 
 _log = logging.getLogger("transport.volatile")
 
@@ -60,14 +65,66 @@ class TorchStore:
                     self._store = self._store.clone()
                 return ask(self._store)
             except RuntimeError as error:
-                _log.info("%s: torch's store is connected anew: %s", what, error)
+                _log.info("%s: torch's store is connected anew: %s", what, _first_line(error))
                 self._store = self._store.clone()
                 return ask(self._store)
         except RuntimeError as error:
-            raise RegisterLostError(what, f"torch's store does not answer: {error}") from error
+            raise RegisterLostError(what, f"torch's store does not answer: {_first_line(error)}") from error
 
 
-def torch_register(store: Store, *, settings: Settings | None = None) -> Register:
-    """The register of the job `HIVE_JOB` in a torch store; `HIVE_JOB_SECRET` authenticates what stands there."""
+def torch_register(store: Store | str, *, settings: Settings | None = None) -> Register:
+    """The register of the job `HIVE_JOB` in a torch store; `HIVE_JOB_SECRET` authenticates what stands there.
+
+    Args:
+        store: as of `TorchStore`, or "host:port" of a TCPStore: it is waited for until it is there.
+
+    Raises:
+        ConfigurationError: that is no address of a store, or the host has no address.
+    """
     settings = settings or Settings.from_environment()
+    if isinstance(store, str):
+        store = _client(*_host_and_port(store))
+    if not isinstance(store, Store):
+        raise MisuseError(f'a register is made of a torch store or of its "host:port", not of {store!r:.80}')
     return Register(TorchStore(store), job=settings.job, secret=settings.job_secret)
+
+
+def serve_register(address: str) -> TCPStore:
+    """Be the store at "host:port", on all addresses of this host, for as long as what this returns is kept.
+
+    Raises:
+        ConfigurationError: that is no address, or its port is taken.
+    """
+    host, port = _host_and_port(address)
+    try:
+        return TCPStore(host, port, is_master=True, wait_for_workers=False)
+    except RuntimeError as error:
+        raise ConfigurationError("register", address, f"it cannot be served: {_first_line(error)}") from error
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise ConfigurationError("register", address, 'write "host:port" or "[IPv6 address]:port"')
+    return host.strip("[]"), int(port)
+
+
+def _client(host: str, port: int) -> TCPStore:
+    """torch tries as well, but says nothing meanwhile, and no signal ends it."""
+    said = False
+    while True:
+        try:
+            with socket.create_connection((host, port), timeout=CONNECT_S):
+                return TCPStore(host, port, is_master=False)
+        except socket.gaierror as error:
+            raise ConfigurationError("register", f"{host}:{port}", f"{error.strerror}: {host}") from error
+        except (OSError, RuntimeError) as error:
+            if not said:
+                _log.warning("waiting for the register at %s:%d: %s", host, port, _first_line(error))
+            said = True
+            time.sleep(CONNECT_S)
+
+
+def _first_line(error: Exception) -> str:
+    """torch appends where in C++ it was raised."""
+    return str(error).partition("\n")[0].partition("Exception raised from")[0]

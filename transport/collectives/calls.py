@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hive_qos.errors import MisuseError
+from transport.arguments import is_index
 from transport.collectives.codecs import Codec
 from transport.collectives.error_feedback import ErrorFeedback
 from transport.collectives.kernels import check
@@ -343,5 +344,5 @@ def _nothing(dtype: str) -> TensorView:
 
 
 def _check_root(context: CallContext, root: int) -> None:
-    if not 0 <= root < context.size:
-        raise MisuseError(f"group {context.group} has ranks 0 to {context.size - 1}, not {root}")
+    if not is_index(root, context.size):
+        raise MisuseError(f"group {context.group} has ranks 0 to {context.size - 1}, not {root!r}")

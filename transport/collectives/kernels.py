@@ -47,6 +47,8 @@ def check(dtype: str, op: ReduceOp) -> None:
     Raises:
         MisuseError: they cannot; says what would do.
     """
+    if not isinstance(op, ReduceOp):
+        raise MisuseError(f"{op!r} is no reduction: take one of transport.ReduceOp, such as ReduceOp.MEAN")
     floating = dtype.startswith(("float", "bfloat", "complex"))
     if dtype.startswith("float8") or dtype == "":
         raise MisuseError(f"{dtype or 'plain bytes'} cannot be reduced; convert to bfloat16 or float32 first")

@@ -29,7 +29,7 @@ def agreeing_group(name: str) -> str:
 
 def check_group_name(name: str) -> None:
     """Raises: MisuseError: no group can have this name."""
-    if len(name.encode()) > GROUP_BYTES_MAX or "|" in name:
+    if not isinstance(name, str) or len(name.encode()) > GROUP_BYTES_MAX or "|" in name:
         raise MisuseError(f"a group's name has at most {GROUP_BYTES_MAX} bytes and no '|': {name!r}")
 
 

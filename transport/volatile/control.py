@@ -412,7 +412,7 @@ class Control:
         suspicious, self._suspicious = self._suspicious, False
         if lost or (suspicious and self.state.phase is not Phase.FROZEN):
             if lost:
-                _log.info("epoch %d: %s cannot be reached", self.view.epoch, ", ".join(map(str, sorted(lost))))
+                _log.warning("epoch %d: %s cannot be reached", self.view.epoch, ", ".join(map(str, sorted(lost))))
             self.apply(commit.changed, lost=lost, at_boundary=not suspicious and not self.is_idle)
 
     def _lost_now(self) -> frozenset[Member]:

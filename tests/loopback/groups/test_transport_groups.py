@@ -421,3 +421,35 @@ def test_who_stops_to_wait_for_the_others_leaves_no_rank_that_they_could_connect
         with pytest.raises(MisuseError, match="a group's name has at most"):
             Group.connect(store, rank=0, world_size=1, name=wrong, settings=LOCAL)
     wait_until(lambda: not {one for one in set(threading.enumerate()) - threads if one.name.startswith("hive")})
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (lambda group, x: group.send(x, 1, priority="bulk"), "priority is 'bulk': it is one of transport.Priority"),
+        (lambda group, x: group.send(x, "1"), "ranks 0 to 1, not '1'"),
+        (lambda group, x: group.send(x, 1.0), "ranks 0 to 1, not 1.0"),
+        (lambda group, x: group.send(x, 1, 1.5), "a tag is a number from 0 to .*, not 1.5"),
+        (lambda group, x: group.recv(x, 1, "a"), "a tag is a number from 0 to .*, not 'a'"),
+        (lambda group, x: group.recv(x, 1, timeout_s=float("nan")), "timeout_s is nan"),
+        (lambda group, x: group.recv(x, 1, timeout_s=-1), "timeout_s is -1"),
+        (lambda group, x: group.broadcast(x, 0.0), "ranks 0 to 1, not 0.0"),
+        (lambda group, x: group.allreduce(x, "mean"), "'mean' is no reduction: .* ReduceOp.MEAN"),
+        (lambda group, x: group.reduce_scatter(x[:1], x, "sum"), "'sum' is no reduction"),
+        (lambda group, x: group.allreduce(x, priority=3), "priority is 3"),
+        (lambda group, _: group.subgroup([0, "1"]), "distinct ranks below 2"),
+        (lambda group, _: group.subgroup([0, 1], name=5), "a group's name has"),
+        (lambda *_: Group.connect("host:1", rank=0, world_size=1, settings=LOCAL), "rendezvous is 'host:1'"),  # type: ignore[arg-type]
+        (lambda *_: Group.connect(MemoryRendezvous(), rank="0", world_size=1, settings=LOCAL), "rank is '0'"),  # type: ignore[arg-type]
+    ],
+)
+def test_an_argument_of_a_wrong_type_is_refused_and_the_group_goes_on(
+    ranks: Ranks, call: Callable[..., object], reason: str
+) -> None:
+    groups = ranks.connect(2)
+    with pytest.raises(MisuseError, match=reason):
+        call(groups[0], np.ones(2, np.float32))
+    sums = [np.ones(2, np.float32) for _ in groups]
+    for work in [group.allreduce(one) for group, one in zip(groups, sums, strict=True)]:
+        work.wait()
+    assert [one.tolist() for one in sums] == [[2.0, 2.0]] * 2

@@ -125,7 +125,7 @@ def test_members_that_end_between_two_meetings_end_with_the_mean_and_may_train_o
             trained[rank] = flat(network)
             algorithm.finish()
             ended[rank] = [flat(network)]
-            for _ in range(6):
+            for _number in range(6):
                 step_once(network, inner, algorithm)
             algorithm.finish()
             ended[rank] += [flat(network), algorithm.state_dict()["global"]]

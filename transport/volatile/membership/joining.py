@@ -59,7 +59,7 @@ class Newcomer:
             self._require_same_job(view)
             if view is None or not view.members:
                 view = self._begin(view)
-            if self.member in view.members:
+            if self.member in view.members:  # it is the first
                 self.links.connect(view.mesh, frozenset(view.members))
                 return commit.begin(self.member, view)
             admitted = self._be_admitted(view, give_up_s, timeout_s)
@@ -114,6 +114,12 @@ class Newcomer:
             if not view.members:
                 return None
             if self.member in view.members and self.links.switch(view.mesh):
+                if any(one.name == self.member.name for one in set(view.members) - {self.member}):
+                    _log.warning(
+                        "another member of job %s is called %s: names should differ",
+                        self.register.job,
+                        self.member.name,
+                    )
                 return view
             alone = self.left is None and not self.links.reach(view.workers)
             if alone and restart.is_due(view, number, now_s):
