@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 
 import numpy as np
 
 import transport
+from hive_qos.errors import ConfigurationError, MisuseError
 
 
 async def run(rank: int, world_size: int, directory: str) -> None:
@@ -35,7 +37,12 @@ def main() -> None:
     parser.add_argument("--world-size", type=int, required=True)
     parser.add_argument("--meet", required=True)
     options = parser.parse_args()
-    asyncio.run(run(options.rank, options.world_size, options.meet))
+    try:
+        asyncio.run(run(options.rank, options.world_size, options.meet))
+    except (ConfigurationError, MisuseError) as error:  # the directory was used; no such rank
+        parser.error(str(error))
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""From DDP to DiLoCo in five lines: each says at its end what it replaces. A rank that is lost ends no run any more.
+r"""From DDP to DiLoCo in five lines: each says at its end what it replaces. A rank that is lost ends no run any more.
 
     torchrun --nnodes=2 --nproc-per-node=1 --rdzv-backend=c10d --rdzv-endpoint=10.0.0.1:29400 \
         examples/ddp_to_diloco.py
@@ -9,6 +9,7 @@ torchrun's store is the register. Set HIVE_JOB_SECRET to the same secret on all 
 from __future__ import annotations
 
 import os
+import sys
 
 import torch
 from torch.distributed import TCPStore
@@ -17,6 +18,8 @@ from integrations.volatile import DiLoCo, torch_register
 
 
 def main() -> None:
+    if "RANK" not in os.environ:
+        sys.exit(__doc__)
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

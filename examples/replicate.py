@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import socket
+import sys
 import time
 
 from broker.client import Session
@@ -63,9 +64,9 @@ def receive(*, listen: tuple[str, int], file: str) -> int:
     Returns:
         Bytes received.
     """
-    with socket.create_server(listen) as server, open(file, "wb") as target:
+    with socket.create_server(listen) as server:
         connection, _ = server.accept()
-        with connection:
+        with connection, open(file, "wb") as target:
             received = 0
             while piece := connection.recv(PIECE_BYTES):
                 target.write(piece)
@@ -100,6 +101,8 @@ def main() -> None:
             count = receive(listen=options.listen, file=options.file)
     except OSError as error:
         parser.error(str(error))
+    except KeyboardInterrupt:
+        sys.exit(130)
     print(f"{count} bytes")
 
 

@@ -10,6 +10,7 @@ certificates (docs/reference/transport.md), so that nobody else can pretend to b
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 
 import numpy as np
@@ -27,13 +28,24 @@ def main() -> None:
     parser.add_argument("--mib", type=float, default=4.0, help="size of the tensor that is sent, in MiB")
     options = parser.parse_args()
 
+    if options.mib <= 0:
+        parser.error(f"--mib is {options.mib:g}: send more than nothing")
     try:
         rendezvous = transport.TcpRendezvous(options.meet, serve=options.rank == 0)
     except ConfigurationError as error:  # not an address, or rank 0 cannot have it
         parser.error(f"--meet: {error}")
-    other = 1 - options.rank
-    with transport.Group.connect(rendezvous, rank=options.rank, world_size=2) as group:
-        tensor = np.full(int(options.mib * MIB / 4), options.rank + 1, dtype=np.float32)
+    try:
+        exchange(rendezvous, options.rank, elems=max(1, int(options.mib * MIB / 4)))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    finally:
+        rendezvous.close()
+
+
+def exchange(rendezvous: transport.TcpRendezvous, rank: int, *, elems: int) -> None:
+    other = 1 - rank
+    with transport.Group.connect(rendezvous, rank=rank, world_size=2) as group:
+        tensor = np.full(elems, rank + 1, dtype=np.float32)
         received = np.empty_like(tensor)
 
         began_s = time.perf_counter()
@@ -41,15 +53,14 @@ def main() -> None:
         group.recv(received, other).wait()
         sending.wait()
         took_s = time.perf_counter() - began_s
-        print(f"rank {options.rank}: {received.nbytes / MIB:g} MiB of {received[0]:g} each way in {took_s:.3f} s")
+        print(f"rank {rank}: {received.nbytes / MIB:g} MiB of {received[0]:g} each way in {took_s:.3f} s")
 
         # A receiver that does not know what will come takes whatever it is.
-        group.send(np.arange(6).reshape(2, 3) * (options.rank + 1), other, tag=7)
+        group.send(np.arange(6).reshape(2, 3) * (rank + 1), other, tag=7)
         surprise = group.recv(None, other, tag=7).wait()
         assert isinstance(surprise, np.ndarray)
-        print(f"rank {options.rank}: {surprise.dtype} {surprise.shape}, sum {surprise.sum()}")
+        print(f"rank {rank}: {surprise.dtype} {surprise.shape}, sum {surprise.sum()}")
         group.barrier().wait()  # nobody leaves while the other still sends
-    rendezvous.close()
 
 
 if __name__ == "__main__":

@@ -137,9 +137,8 @@ class TimedOutError(TransportError):
     code = "timed-out"
 
     def __init__(self, what: str, *, timeout_s: float, bytes_done: int = 0, bytes_total: int = 0) -> None:
-        super().__init__(
-            f"{what}: not done within the timeout of {timeout_s:g} s ({bytes_done} of {bytes_total} bytes done)"
-        )
+        done = f" ({bytes_done} of {bytes_total} bytes done)" if bytes_total else ""
+        super().__init__(f"{what}: not done within the timeout of {timeout_s:g} s{done}")
         self.what = what
         self.timeout_s = timeout_s
         self.bytes_done = bytes_done

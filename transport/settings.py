@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import difflib
+import functools
 import ipaddress
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hive_qos.errors import ConfigurationError
+from hive_qos.text import printable
 
 ENGINES = ("auto", "native", "aioquic")
 CONGESTION: Mapping[str, tuple[str, ...]] = {
     "auto": ENGINES, "cubic": ENGINES, "bbr": ("auto", "native")
 }  # fmt: skip
 """Congestion controls, and with which engines they go; `auto` finds out when it has chosen one."""
+VARIABLES = (
+    *("HIVE_LISTEN", "HIVE_ADVERTISE", "HIVE_INTERFACE", "HIVE_ENGINE", "HIVE_CONGESTION", "HIVE_JOB"),
+    *("HIVE_JOB_SECRET", "HIVE_CA", "HIVE_CERT", "HIVE_KEY", "HIVE_BROKER", "HIVE_SHARED_MEMORY", "HIVE_ALGORITHM"),
+    *("HIVE_SITE", "HIVE_INSPECT", "HIVE_TAPE"),
+)
 JOB_BYTES_MAX = 128
 SECRET_BYTES_MIN = 16
 """128 bits, where they are random: whoever reads a signed entry can try secrets at home."""
+_log = logging.getLogger("transport.settings")
 
 
 @dataclass(frozen=True)
@@ -121,6 +131,7 @@ class Settings:
             ConfigurationError: a variable's value cannot work; names it.
         """
         values = os.environ if environment is None else environment
+        _look_for_misspelt(tuple(sorted(name for name in values if name.startswith("HIVE_"))))
         listen, port = split_address("HIVE_LISTEN", values.get("HIVE_LISTEN", ""))
         return cls(
             listen=listen,
@@ -141,6 +152,14 @@ class Settings:
             inspect=_switch("HIVE_INSPECT", values.get("HIVE_INSPECT", "")),
             tape=values.get("HIVE_TAPE", ""),
         )
+
+
+@functools.cache
+def _look_for_misspelt(names: tuple[str, ...]) -> None:
+    """Warn of what is nearly one of ours: other programs have variables that begin alike."""
+    for name in names:
+        if name not in VARIABLES and (meant := difflib.get_close_matches(name, VARIABLES, 1, cutoff=0.85)):
+            _log.warning("%s is no setting, and is ignored: %s is one", printable(name), meant[0])
 
 
 def _switch(name: str, text: str) -> bool:

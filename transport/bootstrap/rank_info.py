@@ -92,6 +92,7 @@ def encode(info: RankInfo, settings: Settings, run: Run) -> bytes:
         "node": info.node,
         "addresses": plain_locations(info.locations),
         "pin": info.pin.hex(),
+        "world_size": run.world_size,
     }
     if settings.job_secret:
         fields["mac"] = sign_entry(settings.job_secret, *_signed_parts(info, settings, run)).hex()
@@ -130,6 +131,9 @@ def read(entry: bytes, *, who: str, what: str, settings: Settings, run: Run) -> 
         mac = bytes.fromhex(checked_text(fields, "mac")) if "mac" in fields else b""
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise PeerError(who, f"its {what} is malformed: {error}") from error
+    size = fields.get("world_size")
+    if size != run.world_size:
+        raise PeerError(who, f"it is one of {size!r:.20} ranks, and this rank one of {run.world_size}")
     if settings.job_secret:
         parts = _signed_parts(info, settings, run)
         if not (mac and verify_entry(settings.job_secret, *parts, signature=mac)):

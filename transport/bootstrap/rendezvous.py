@@ -92,10 +92,12 @@ class FileRendezvous:
 
     Raises:
         ConfigurationError: it is no directory, it is somebody else's, or others may write in it; so `get` of an entry.
+            `set`, where another run or rank has set the same.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self._directory = Path(directory)
+        self._own: set[Path] = set()
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except FileExistsError as error:
@@ -105,6 +107,10 @@ class FileRendezvous:
     def set(self, key: str, value: bytes) -> None:
         _check(key, value)
         path = self._path(key)
+        if path not in self._own and path.is_file() and not path.is_symlink():
+            reason = "is there already: this rank was started twice, or another run has used this directory; take a new"
+            raise ConfigurationError("rendezvous", str(path), f"{reason} one for every run")
+        self._own.add(path)
         draft = path.with_name(f".{secrets.token_hex(8)}")
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
             file.write(value)
@@ -188,7 +194,8 @@ class TcpRendezvous:
             try:
                 self._server = _Server(self.host, self.port)
             except OSError as error:
-                reason = f"it cannot be served: {error.strerror or error}; take a port that is free, one for each job"
+                advice = "" if isinstance(error, socket.gaierror) else "; take a port that is free, one for each job"
+                reason = f"it cannot be served: {error.strerror or error}{advice}"
                 raise ConfigurationError("rendezvous", address, reason) from error
             self.port = self._server.port
 

@@ -54,7 +54,8 @@ def _group(job: str, group: Mapping[str, Any]) -> Iterator[RenderableType]:
 
 def _head(job: str, members: Sequence[Mapping[str, Any]], silent: int) -> Text:
     total = len(members) + silent
-    text = f"{total} ranks, " if not any(_volatile(one) for one in members) else f"{total} members, "
+    what = "member" if any(_volatile(one) for one in members) else "rank"
+    text = f"{total} {what}{'' if total == 1 else 's'}, "
     newest = max((_volatile(one) for one in members), key=lambda one: number(one.get("epoch")), default={})
     if newest:
         since = span(number(newest.get("epoch_s")))

@@ -127,6 +127,12 @@ def test_an_address_that_cannot_be_one_is_named(address):
         TcpRendezvous(address, serve=False)
 
 
+def test_a_host_without_an_address_is_no_port_that_is_taken():
+    with pytest.raises(ConfigurationError, match="cannot be served: ") as refused:
+        TcpRendezvous("nosuch.invalid:9", serve=True)
+    assert "port that is free" not in str(refused.value)
+
+
 def test_a_store_of_files_is_made_for_its_user_alone_and_keeps_what_was_set(tmp_path):
     store = FileRendezvous(tmp_path / "meet")
     store.set("hive/w/1", b"first")
@@ -134,6 +140,13 @@ def test_a_store_of_files_is_made_for_its_user_alone_and_keeps_what_was_set(tmp_
     assert store.get("hive/w/1", 0.0) == b"second"
     assert (tmp_path / "meet").stat().st_mode & 0o777 == 0o700
     assert [one.name for one in (tmp_path / "meet").iterdir()] == ["hive%2Fw%2F1"]
+
+
+def test_a_rank_that_is_started_twice_or_in_a_directory_that_was_used_is_told_so(tmp_path):
+    FileRendezvous(tmp_path).set("hive/w/1", b"first")
+    with pytest.raises(ConfigurationError, match=r"started twice, or another run .* take a new one for every run"):
+        FileRendezvous(tmp_path).set("hive/w/1", b"second")
+    assert FileRendezvous(tmp_path).get("hive/w/1", 0.0) == b"first"
 
 
 @pytest.mark.parametrize("what", ["link", "directory", "fifo", "long", "writable"])

@@ -47,6 +47,8 @@ def test_what_stands_in_a_file_cannot_paint_and_is_no_book(hostile: str) -> None
 
 
 def test_a_timeout_says_how_far_it_came() -> None:
+    text = str(errors.TimedOutError("barrier", timeout_s=2))
+    assert text == "[timed-out] barrier: not done within the timeout of 2 s"
     text = str(errors.TimedOutError("allreduce of step 7", timeout_s=1.5, bytes_done=10, bytes_total=30))
     assert text == "[timed-out] allreduce of step 7: not done within the timeout of 1.5 s (10 of 30 bytes done)"
 

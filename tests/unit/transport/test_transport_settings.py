@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from hive_qos.errors import ConfigurationError
 from transport.engine import create_engine
 from transport.engine.base import EngineSettings
-from transport.settings import Settings
+from transport.settings import VARIABLES, Settings
 
 
 def test_the_congestion_control_comes_from_the_environment() -> None:
@@ -35,3 +36,23 @@ def test_a_control_that_there_is_not_or_not_in_this_engine_names_those_that_ther
 def test_an_engine_that_lacks_a_congestion_control_names_those_that_it_has() -> None:
     with pytest.raises(ConfigurationError, match=r"bbr.*aioquic engine has auto, cubic"):
         create_engine("aioquic", EngineSettings(congestion="bbr"), lambda events: None)
+
+
+def test_a_variable_that_is_nearly_a_setting_is_named_and_those_of_other_programs_are_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    Settings.from_environment({"HIVE_LISTN": "127.0.0.1", "HIVE_HOME": "/opt/hive", "HIVE_JOB": "a"})
+    assert caplog.messages == ["HIVE_LISTN is no setting, and is ignored: HIVE_LISTEN is one"]
+
+
+def test_each_variable_is_read_and_documented() -> None:
+    class Read(dict[str, str]):
+        def get(self, name: str, default: str = "") -> str:  # type: ignore[override]
+            self[name] = ""
+            return default
+
+    read = Read()
+    Settings.from_environment(read)
+    assert sorted(read) == sorted(VARIABLES)
+    reference = (Path(__file__).parents[3] / "docs/reference/transport.md").read_text()
+    assert all(f"| `{name}`" in reference or f"`{name}`" in reference for name in VARIABLES)

@@ -50,8 +50,14 @@ def test_a_forged_entry_is_refused_where_there_is_a_secret(change):
         decode(forged, rank=3, settings=SECRET, run=RUN)
 
 
-def test_an_entry_of_another_run_world_or_size_is_refused_where_there_is_a_secret():
-    for run in (replace(RUN, nonce=bytes(15) + b"x"), replace(RUN, world="v"), replace(RUN, world_size=5)):
+@pytest.mark.parametrize("settings", [Settings(), SECRET])
+def test_an_entry_of_a_world_of_another_size_is_refused_by_both_sizes(settings):
+    with pytest.raises(PeerError, match=f"one of 5 ranks, and this rank one of {RUN.world_size}"):
+        decode(encode(ENTRY, settings, replace(RUN, world_size=5)), rank=3, settings=settings, run=RUN)
+
+
+def test_an_entry_of_another_run_or_world_is_refused_where_there_is_a_secret():
+    for run in (replace(RUN, nonce=bytes(15) + b"x"), replace(RUN, world="v")):
         with pytest.raises(PeerError, match="HIVE_JOB_SECRET"):
             decode(encode(ENTRY, SECRET, run), rank=3, settings=SECRET, run=RUN)
 
