@@ -34,6 +34,7 @@ class ControlMessages:
         lost: ranks that are gone, and why; this adds to it.
         on_gone: called when a rank was found to be gone and the others were told.
         on_abort: called when a rank has aborted a group, with that rank, the group's name and why.
+        on_taken: called with a rank, a group, and how many bytes of this rank's messages in it that rank has taken.
         survey: answers who asks what this rank says of itself, and takes the answers of others.
     """
 
@@ -46,6 +47,7 @@ class ControlMessages:
         lost: dict[int, str],
         on_gone: Callable[[], None],
         on_abort: Callable[[int, str, str], None],
+        on_taken: Callable[[int, str, int], None],
         survey: Survey,
     ) -> None:
         self._endpoint = endpoint
@@ -54,6 +56,7 @@ class ControlMessages:
         self._lost = lost
         self._on_gone = on_gone
         self._on_abort = on_abort
+        self._on_taken = on_taken
         self._survey = survey
         self._disbelieved: set[tuple[int, int]] = set()
 
@@ -106,6 +109,8 @@ class ControlMessages:
                     self._in_flight.given_up_by((group, number), abort)
             case {"op": "abort", "group": str(group), "reason": str(reason)} if "step" not in message:
                 self._on_abort(rank, group, reason)
+            case {"op": "taken", "group": str(group), "bytes": int(total)}:
+                self._on_taken(rank, group, total)
             case {"op": "describe", "number": int(number)}:
                 self._survey.describe_to(rank, number)
             case {

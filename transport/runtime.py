@@ -186,6 +186,7 @@ class Runtime:
             lost=self._lost,
             on_gone=self._somebody_is_gone,
             on_abort=self._aborted_by,
+            on_taken=lambda *said: self._p2p.taken(*said),
             survey=self._survey,
         )
         self._p2p = P2PEngine(

@@ -3,7 +3,7 @@
 A message is a head and perhaps a body. The head says dtype and shape. So a receiver that did not expect the message
 can provide memory, and a mismatch is noticed before anything is written. Three ways to send, by size:
 
-- Up to `INLINE_BYTES`, the head carries the payload.
+- Up to `INLINE_BYTES`, the head carries the payload, while at most `UNTAKEN_BYTES_MAX` of a group wait for a receiver.
 - Up to `EAGER_BODY_BYTES`, the body leaves at once, while at most `EAGER_BYTES_MAX` of such bodies wait for a receiver.
 - Beyond that, the body leaves when the receiver asks (rendezvous protocol). The receiver asks when it posts its buffer.
   So what nobody receives yet takes no flow-control credit. Asking before the head has come costs no round trip.
@@ -34,6 +34,9 @@ INLINE_BYTES = 64 * 1024
 EAGER_BODY_BYTES = 2**20
 EAGER_BYTES_MAX = 8 * 2**20
 """To one peer, of bodies that nobody has asked for: a quarter of the connection's window."""
+UNTAKEN_BYTES_MAX, TAKEN_BYTES = 8 * 2**20, 2**20
+"""To one peer in one group, of payloads in heads that its receives have not taken; it says so each time that so many
+were. Without that bound they would fill the store that all else goes through."""
 TAG_MAX = 2**40 - 1
 REFUSAL_BYTES_MAX = 512
 
@@ -67,13 +70,18 @@ class P2PEngine:
         self._unexpected: set[tuple[int, MatchKey]] = set()
         self._asked: set[tuple[int, MatchKey]] = set()
         self._eager_bytes: dict[int, int] = {}
+        # Cumulative bytes in heads, by group and rank: sent, said to be taken there, taken here, and said to be.
+        self._inline_sent: dict[tuple[str, int], int] = {}
+        self._inline_gone: dict[tuple[str, int], int] = {}
+        self._inline_taken: dict[tuple[str, int], int] = {}
+        self._inline_said: dict[tuple[str, int], int] = {}
 
     def send(self, op: P2POp, rank: int, view: TensorView, *, priority: Priority, order: int) -> None:
         """Send a view to a rank."""
         self._ops[id(op)] = op
         op.payload = view
         number = self._sent.take((op.group, op.tag, rank))
-        inline = view.data.nbytes <= INLINE_BYTES
+        inline = self._goes_inline(op.group, rank, view.data.nbytes)
         content: TensorView | Buffer = view if inline else describe({"dtype": view.dtype, "shape": view.shape})
         head = op.header(self._endpoint.rank, number, HEAD, content)
         payload = content.data if isinstance(content, TensorView) else content
@@ -110,12 +118,20 @@ class P2PEngine:
         head = (rank, replace(header.key, bucket=HEAD))
         wanted = numbers.is_open((group, tag, rank), header.step) or (header.bucket == BODY and head in self._posted)
         if not wanted or part in self._unexpected:
+            if not wanted and header.bucket == HEAD and header.dtype:
+                self._count_taken(rank, header)
             self._endpoint.receive(rank, header.key, None, _drop)
             return
         self._unexpected.add(part)
         if header.bucket == HEAD:
             self._any_source.head_came(group, tag, rank, header.step)
             self._match_any_source(group, tag)
+
+    def taken(self, rank: int, group: str, total: int) -> None:
+        """What a rank says that it has taken of a group's payloads in heads, since its first one."""
+        key = (group, rank)
+        if key in self._inline_sent:
+            self._inline_gone[key] = max(self._inline_gone.get(key, 0), min(total, self._inline_sent[key]))
 
     def gone(self) -> None:
         """Some rank is gone: those who take from anybody fail when nobody is left in their group."""
@@ -180,6 +196,27 @@ class P2PEngine:
         for parts in (self._unexpected, self._asked):
             parts -= {part for part in parts if part[1].group == wire}
         self._any_source.forget(group)
+        for counts in (self._inline_sent, self._inline_gone, self._inline_taken, self._inline_said):
+            for key in [one for one in counts if one[0] == group]:
+                del counts[key]
+
+    def _goes_inline(self, group: str, rank: int, size: int) -> bool:
+        """Whether a payload goes with its head; counts it, if so."""
+        key = (group, rank)
+        total = self._inline_sent.get(key, 0) + size
+        if size > INLINE_BYTES or total - self._inline_gone.get(key, 0) > UNTAKEN_BYTES_MAX:
+            return False
+        self._inline_sent[key] = total
+        return True
+
+    def _count_taken(self, rank: int, header: Header) -> None:
+        """Of the payload in a head that nobody holds any more; say so, now and then."""
+        key = (header.group.removesuffix(GROUP_SUFFIX), rank)
+        total = self._inline_taken[key] = self._inline_taken.get(key, 0) + header.length
+        said = total - self._inline_said.get(key, 0) < TAKEN_BYTES
+        if not (said or self._endpoint.closing or self._endpoint.peers.error(rank)):
+            self._inline_said[key] = total
+            self._endpoint.control(rank, {"op": "taken", "group": key[0], "bytes": total})
 
     def _send_part(
         self, op: P2POp, rank: int, header: Header, payload: Buffer, *, priority: Priority, order: tuple[int, int]
@@ -253,6 +290,8 @@ class P2PEngine:
 
         def end(received: Received | None, error: TransportError | None) -> None:
             announced = self._posted.pop(part)
+            if received is not None and received.header.bucket == HEAD and received.header.dtype:
+                self._count_taken(rank, received.header)
             for _ in range(announced - 1 if received is not None else 0):
                 self._endpoint.receive(rank, key, None, _drop)
             on_end(received, error)
@@ -331,7 +370,8 @@ class P2PEngine:
             self.fail(op, PeerError(self._name(op, rank), f"{op.work.what}: {error}"))
             return
         size = math.prod(shape) * item_bytes(dtype)
-        if size > INLINE_BYTES:
+        inline = received.header.dtype != ""
+        if not inline:
             op.refuse = lambda error: self._refuse(op, rank, number, str(error))
         if op.into is None and size > self._receive_bytes_max:
             limit = f"a receive into nothing takes at most {self._receive_bytes_max} (Settings.receive_bytes_max)"
@@ -344,7 +384,7 @@ class P2PEngine:
         view = op.into
         if (dtype, size) != (view.dtype, view.data.nbytes):
             self.fail(op, op.mismatch(self._name(op, rank), dtype, shape, view))
-        elif size <= INLINE_BYTES:
+        elif inline:
             view.data[:] = received.payload
             op.work.progress(size)
         elif not op.body_posted:

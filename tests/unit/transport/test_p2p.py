@@ -21,7 +21,7 @@ from hive_qos.errors import (
 )
 from transport import Priority, TensorView, Work
 from transport.collectives.membership import CLOSED_MAX
-from transport.p2p.engine import EAGER_BODY_BYTES, EAGER_BYTES_MAX, INLINE_BYTES
+from transport.p2p.engine import EAGER_BODY_BYTES, EAGER_BYTES_MAX, INLINE_BYTES, UNTAKEN_BYTES_MAX
 from transport.p2p.operation import BODY, HEAD
 from transport.wire.header import Kind
 
@@ -340,6 +340,33 @@ def test_bodies_that_go_unasked_are_bounded_in_all_and_the_bound_is_given_back(m
             send.wait(30)
     settle(world)
     assert stored(world) == 0
+
+
+def test_small_messages_that_nobody_takes_are_bounded_and_later_ones_wait_for_their_receives(make_world):
+    world = make_world(2)
+    unasked = (UNTAKEN_BYTES_MAX + EAGER_BYTES_MAX) // INLINE_BYTES
+    content = np.zeros(INLINE_BYTES, "u1")
+    for _ in range(2):
+        before = sent_bytes(world)
+        sends = [world.groups[0].send(np.full(INLINE_BYTES, number % 251, "u1"), 1) for number in range(2 * unasked)]
+        settle(world)
+        assert sent_bytes(world) - before < UNTAKEN_BYTES_MAX + EAGER_BYTES_MAX + 2**20
+        assert not sends[-1].done()
+        world.groups[0].send(np.array([7]), 1, tag=1)
+        assert world.groups[1].recv(None, 0, tag=1).wait(30) == [7]
+        for number, send in enumerate(sends):
+            received = world.groups[1].recv(None if number % 2 else content, 0).wait(30)
+            assert ((content if received is None else received) == number % 251).all()
+            send.wait(30)
+        settle(world)
+        assert stored(world) == 0
+
+
+def test_a_sender_whose_messages_are_taken_waits_for_no_receive(make_world):
+    world, content = make_world(2), np.zeros(INLINE_BYTES, "u1")
+    for _ in range(4 * UNTAKEN_BYTES_MAX // INLINE_BYTES):
+        world.groups[0].send(content, 1).wait(30)
+        world.groups[1].recv(content, 0).wait(30)
 
 
 def test_a_sender_learns_that_its_message_did_not_fit(make_world):
