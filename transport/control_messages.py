@@ -85,6 +85,8 @@ class ControlMessages:
                     _log.warning("rank %d says that it has moved, but not where: %s", rank, error)
                 else:
                     self._endpoint.peer_moved(rank, number=number, locations=locations)
+            case {"op": "bulk"}:
+                self._endpoint.peers.asked_for_bulk(rank, time.monotonic())
             case {"op": "alive"}:
                 pass  # its acknowledgement is the answer
             case {"op": "leave"}:

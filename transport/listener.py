@@ -30,6 +30,7 @@ class Listener:
 
     Args:
         settings: addresses, engine and identity; None reads the `HIVE_*` environment.
+        hint: a host to which the first address leads, where the settings name none.
         factories: how to make engine, sockets and identity; None for the real ones.
 
     Attributes:
@@ -39,7 +40,7 @@ class Listener:
         ConfigurationError: a setting cannot work, or the address cannot be bound.
     """
 
-    def __init__(self, settings: Settings | None = None, *, factories: Factories | None = None) -> None:
+    def __init__(self, settings: Settings | None = None, *, hint: str = "", factories: Factories | None = None) -> None:
         self._settings = Settings.from_environment() if settings is None else settings
         self._factories = factories or Factories()
         self._abort = LocalAbort()
@@ -48,7 +49,7 @@ class Listener:
         check_name(self._settings.algorithm)
         self._factories.check_engine(self._settings.engine)
         self._identity = self._factories.own_identity(self._settings, 0)
-        self._sockets = self._factories.open_sockets(self._settings, "")
+        self._sockets = self._factories.open_sockets(self._settings, hint)
         self.handle = write_handle(self._identity, self._sockets, self._settings, os.urandom(RUN_BYTES))
 
     def connect(

@@ -211,6 +211,7 @@ class Runtime:
             settings=self._settings,
             sockets=bootstrap.sockets[0],
             peers=lambda: [peers.address(rank) for rank in peers.peers],
+            others=lambda: [one.address for one in peers.own[1:]],
             on_move=move,
         )
 

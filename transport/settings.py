@@ -102,12 +102,14 @@ class Settings:
         if 0 < len(self.job_secret) < SECRET_BYTES_MIN:
             reason = f"write at least {SECRET_BYTES_MIN} bytes, as `openssl rand -hex 16` makes them"
             raise ConfigurationError("HIVE_JOB_SECRET", f"{len(self.job_secret)} bytes", reason)
-        for name, address in (("HIVE_LISTEN", self.listen), ("HIVE_ADVERTISE", self.advertise)):
-            if address:
+        for field_name in ("listen", "advertise"):
+            if address := getattr(self, field_name):
                 try:
-                    ipaddress.ip_address(address.partition("%")[0])
+                    plain = str(ipaddress.ip_address(address))
                 except ValueError as error:
-                    raise ConfigurationError(name, address, "write a literal IPv4 or IPv6 address") from error
+                    name, reason = f"HIVE_{field_name.upper()}", "write a literal IPv4 or IPv6 address"
+                    raise ConfigurationError(name, address, reason) from error
+                object.__setattr__(self, field_name, plain)  # as others read it: signatures cover its text
         if self.tape and not os.access(self.tape, os.W_OK | os.X_OK):
             raise ConfigurationError("HIVE_TAPE", self.tape, "no folder that can be written; make it, or name another")
         given = {"HIVE_CA": self.ca, "HIVE_CERT": self.certificate, "HIVE_KEY": self.key}

@@ -109,11 +109,7 @@ class Reconfiguration:
         with self._lock:
             self._check_open()
             if self._listener is None:
-                settings = transport.Settings.from_environment()
-                if not (settings.listen or settings.interface):
-                    address = own_address(self._store, world_size=None)
-                    settings = dataclasses.replace(settings, listen=address)
-                self._listener = transport.Listener(settings)
+                self._listener = transport.Listener(hint=own_address(self._store, world_size=None))
             return self._listener.handle
 
     def begin(self, uuid: int, handles: Sequence[str], *, timeout_s: float | None = None) -> HiveWork:

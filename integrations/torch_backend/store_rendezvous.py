@@ -9,12 +9,14 @@ import secrets
 import socket
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import psutil
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from hive_qos.errors import TimedOutError, TransportError
+from transport.settings import Settings
 
 POLL_S_MIN = 0.005
 POLL_S_MAX = 0.1
@@ -42,12 +44,16 @@ class StoreRendezvous:
     Args:
         store: any torch store; the process group's own prefix is in it already.
 
+    Attributes:
+        host: what the transport's first address is to lead to: our own one that leads to the others.
+
     Raises:
         TransportError: the store cannot be written.
     """
 
     def __init__(self, store: Store, *, rank: int, world_size: int) -> None:
         self._store = store
+        self.host = own_address(store, world_size=world_size)
         self._token = secrets.token_bytes(TOKEN_BYTES)
         self._prefix = f"hive/{self._token.hex()}/" if rank == 0 else ""
         self._replied = dict.fromkeys(range(1, world_size) if rank == 0 else (), b"")
@@ -110,20 +116,39 @@ def own_address(store: Store, *, world_size: int | None, environment: Mapping[st
         environment: for MASTER_ADDR and LOCAL_WORLD_SIZE; None for the process' own.
     """
     values = os.environ if environment is None else environment
-    base: Any = store
-    while isinstance(base, PrefixStore):
-        base = base.underlying_store
-    if isinstance(base, HashStore) and world_size is not None:
-        return LOOPBACK  # lives in this process' memory
+    base = _base(store)
     host = base.host if isinstance(base, TCPStore) else values.get("MASTER_ADDR", "")
-    local = values.get("LOCAL_WORLD_SIZE", "")
-    all_here = world_size is not None and local.isascii() and local.isdigit() and int(local) >= world_size
+    all_here = world_size is not None and _all_are_here(store, world_size=world_size, environment=values)
+    if all_here and isinstance(base, HashStore):
+        return LOOPBACK  # lives in this process' memory
     towards = _address_towards(host) if host else ""
-    if towards and (not ipaddress.ip_address(towards).is_loopback or all_here or not local):
+    if towards and (not ipaddress.ip_address(towards).is_loopback or all_here or not values.get("LOCAL_WORLD_SIZE")):
         return towards
     if all_here:
         return LOOPBACK
     return _outer_address() or towards or LOOPBACK
+
+
+def settings_for(store: Store, *, world_size: int) -> Settings:
+    """Those of the environment. Ranks that are all on this host listen at one address of it, others at all."""
+    settings = Settings.from_environment()
+    if settings.listen or settings.interface or not _all_are_here(store, world_size=world_size, environment=os.environ):
+        return settings
+    return replace(settings, listen=own_address(store, world_size=world_size))
+
+
+def _all_are_here(store: Store, *, world_size: int, environment: Mapping[str, str]) -> bool:
+    """Whether that is known: by torchrun's LOCAL_WORLD_SIZE, or a store in this process."""
+    local = environment.get("LOCAL_WORLD_SIZE", "")
+    return isinstance(_base(store), HashStore) or (local.isascii() and local.isdigit() and int(local) >= world_size)
+
+
+def _base(store: Store) -> Any:
+    """Behind prefixes."""
+    base: Any = store
+    while isinstance(base, PrefixStore):
+        base = base.underlying_store
+    return base
 
 
 def _address_towards(host: str) -> str:

@@ -7,7 +7,6 @@ connection that is known to be lost, and says so. Connections close when the las
 from __future__ import annotations
 
 import atexit
-import dataclasses
 import hashlib
 import os
 import threading
@@ -15,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import transport
-from integrations.torch_backend.store_rendezvous import StoreRendezvous, own_address
+from integrations.torch_backend.store_rendezvous import StoreRendezvous, settings_for
 
 NAME_BYTES_MAX = 64
 """The transport's limit of a group's name."""
@@ -111,9 +110,6 @@ def world_for(options: Any, *, ranks: tuple[int, ...], name: str, timeout_s: flo
             if world.process == os.getpid() and set(ranks) <= set(world.ranks):
                 return world
     rank, store = options.group_rank, options.store
-    settings = transport.Settings.from_environment()
-    if not (settings.listen or settings.interface):
-        settings = dataclasses.replace(settings, listen=own_address(store, world_size=len(ranks)))
     group = transport.Group.connect(
         StoreRendezvous(store, rank=rank, world_size=len(ranks)),
         rank=rank,
@@ -121,7 +117,7 @@ def world_for(options: Any, *, ranks: tuple[int, ...], name: str, timeout_s: flo
         name=name,
         timeout_s=timeout_s,
         connect_timeout_s=timeout_s,
-        settings=settings,
+        settings=settings_for(store, world_size=len(ranks)),
     )
     world = World(group, ranks=ranks)
     with _lock:

@@ -8,8 +8,6 @@ fail, `errored` says why, and the manager asks for the next quorum.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 from torchft.process_group import ProcessGroupWrapper
@@ -24,7 +22,7 @@ from integrations.torch_backend.process_group import (
     HiveProcessGroupWithBackend,
     backend_can_be_subclassed,
 )
-from integrations.torch_backend.store_rendezvous import StoreRendezvous, own_address
+from integrations.torch_backend.store_rendezvous import StoreRendezvous, settings_for
 from integrations.torch_backend.world import World
 
 
@@ -46,9 +44,6 @@ class ProcessGroupHive(ProcessGroupWrapper):  # type: ignore[misc]  # torchft ha
 
     def _create_pg(self, store: Store, rank: int, world_size: int) -> dist.ProcessGroup:
         timeout_s = self._timeout.total_seconds()
-        settings = transport.Settings.from_environment()
-        if not (settings.listen or settings.interface):
-            settings = replace(settings, listen=own_address(store, world_size=world_size))
         group = self._connected = transport.Group.connect(
             StoreRendezvous(store, rank=rank, world_size=world_size),
             rank=rank,
@@ -56,7 +51,7 @@ class ProcessGroupHive(ProcessGroupWrapper):  # type: ignore[misc]  # torchft ha
             name=f"torchft/{self._quorum_id}",
             timeout_s=timeout_s,
             connect_timeout_s=timeout_s,
-            settings=settings,
+            settings=settings_for(store, world_size=world_size),
         )
         ranks = tuple(range(world_size))
         world = World(group, ranks=ranks)

@@ -191,7 +191,10 @@ class _Waiting:
                 return self.rendezvous.get(key, min(left_s, ABORT_CHECK_S))
             except TimedOutError as error:
                 if time.monotonic() >= self.give_up_s:
-                    raise missing_ranks_error([rank], self.give_up_s - self.began_s) from error
+                    timeout_s = self.give_up_s - self.began_s
+                    if isinstance(error.__cause__, OSError):
+                        raise TimedOutError(f"connecting: {error.what}", timeout_s=timeout_s) from error
+                    raise missing_ranks_error([rank], timeout_s) from error
             self.abort.check()
 
 

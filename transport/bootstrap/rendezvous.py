@@ -194,7 +194,10 @@ class TcpRendezvous:
             try:
                 self._server = _Server(self.host, self.port)
             except OSError as error:
-                advice = "" if isinstance(error, socket.gaierror) else "; take a port that is free, one for each job"
+                advice = {
+                    errno.EADDRINUSE: "; take a port that is free, one for each job",
+                    errno.EADDRNOTAVAIL: f"; no interface here has it: on rank 0 write 0.0.0.0:{self.port}",
+                }.get(error.errno or 0, "")
                 reason = f"it cannot be served: {error.strerror or error}{advice}"
                 raise ConfigurationError("rendezvous", address, reason) from error
             self.port = self._server.port

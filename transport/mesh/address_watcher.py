@@ -4,7 +4,8 @@ Five times a second it asks the kernel which of our addresses leads to the other
 microseconds. It is cheaper than following netlink, and needs no privilege.
 - An address that the user has chosen (`HIVE_LISTEN`) is kept, there or not.
 - With `HIVE_INTERFACE` the address of the first interface that it names counts.
-- Else we move when our address is gone, or when no peer is reached from it any more though one was at first.
+- Else we move when our address is gone, or when no peer is reached from it any more though one was at first. Where
+  they are reached from another address of ours that they know, its sockets are used, and there is no need to move.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class AddressWatcher:
     Args:
         sockets: in use now.
         peers: the addresses of the other ranks, as they are known now.
+        others: our further addresses, which have sockets of their own.
         on_move: to go on from sockets to others, which are its own from then on. The number counts the moves.
     """
 
@@ -42,11 +44,12 @@ class AddressWatcher:
         settings: Settings,
         sockets: Sockets,
         peers: Callable[[], Sequence[str]],
+        others: Callable[[], Sequence[str]] = lambda: (),
         on_move: Callable[[Sockets, Sockets, int], None],
     ) -> None:
         self._settings = settings
         self._sockets = sockets
-        self._peers = peers
+        self._peers, self._others = peers, others
         self._on_move = on_move
         self._number = 0
         self._next_s = 0.0
@@ -100,6 +103,7 @@ class AddressWatcher:
                 return ""
             if found:
                 leading.append(found)
-        if not leading or (not self._by_route and is_ours(address)):
+        stays = not self._by_route or (leading and leading[0] in self._others())  # a cut link, which may come back
+        if not leading or (stays and is_ours(address)):
             return ""
         return leading[0]

@@ -41,7 +41,7 @@ from transport.mesh.inbox import Inbox, ReceiveEnd, Receiving
 from transport.mesh.liveness import LivenessCheck
 from transport.mesh.outbox import SendEnd, Sending
 from transport.mesh.paths import Location, plain_locations
-from transport.mesh.peers import Dial, Gone, PeerTable, Phase
+from transport.mesh.peers import AskForBulk, Dial, Gone, PeerTable, Phase
 from transport.mesh.send_dispatch import SendDispatch
 from transport.mesh.sockets import Sockets
 from transport.wire.error_codes import WireCode
@@ -272,10 +272,13 @@ class Endpoint:
         wake_s = float("inf")
         if not self.closing and self._engine is not None:
             for action in self.peers.due(now_s):
-                if isinstance(action, Dial):
-                    self._dial(self._engine, action, now_s)
-                else:
-                    self._gone(action)
+                match action:
+                    case Dial():
+                        self._dial(self._engine, action, now_s)
+                    case AskForBulk(rank):
+                        self.control(rank, {"op": "bulk"})
+                    case Gone():
+                        self._gone(action)
             wake_s = min(self.peers.next_wake_s(), self.liveness.tick(now_s))
         wake_s = min(wake_s, self._sends.tick(now_s, self._gone_s))
         if self._engine is not None:

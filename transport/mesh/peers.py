@@ -79,7 +79,14 @@ class Gone:
     error: ConnectionLostError
 
 
-Action: TypeAlias = Dial | Gone
+@dataclass(frozen=True)
+class AskForBulk:
+    """Tell this rank that it is to dial us for bulk as well: it may be behind NAT, and then nobody else can."""
+
+    rank: int
+
+
+Action: TypeAlias = Dial | Gone | AskForBulk
 
 
 @dataclass
@@ -157,6 +164,7 @@ class Peer:
     compute: _Channel
     bulk: _Channel
     moves: int = 0
+    bulk_asked: bool = False
     phase: Phase = Phase.NEW
     dead_s: float = math.inf
     """When a lost one counts as dead."""
@@ -230,6 +238,9 @@ class PeerTable:
             if peer.phase is Phase.LOST and now_s >= peer.dead_s:
                 actions.append(self._declare_dead(peer, peer.reason))
                 continue
+            if peer.bulk.wanted and not peer.bulk_asked and peer.phase is Phase.UP:
+                peer.bulk_asked = True
+                actions.append(AskForBulk(peer.rank))
             for bulk in (False, True):
                 for way in self._wanted(peer, bulk=bulk):
                     if now_s >= way.next_dial_s:
@@ -278,6 +289,7 @@ class PeerTable:
         channel.connections[connection] = _Connection((self._rank < rank) == (dialled is not None), link, address)
         channel.choose_by_link()
         channel.wanted = True
+        peer.bulk_asked = peer.bulk_asked or bulk
         self._by_connection[connection] = (rank, bulk)
         if not bulk:
             peer.phase = Phase.UP
@@ -397,6 +409,14 @@ class PeerTable:
     def want_bulk(self, rank: int) -> None:
         """Something is to go over the bulk connection; `due` dials it when there is none."""
         self.peers[rank].bulk.wanted = True
+
+    def asked_for_bulk(self, rank: int, now_s: float) -> None:
+        """A rank that dials us for bulk asks us to dial it as well, where it does not come."""
+        peer = self.peers[rank]
+        peer.bulk_asked = True
+        if not peer.bulk.wanted:
+            peer.bulk.wanted = True
+            peer.bulk.race(now_s + DIAL_OTHER_S)
 
     def left(self, rank: int) -> Gone | None:
         """The peer said goodbye. What it has sent before is still good."""

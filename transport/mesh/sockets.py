@@ -182,7 +182,7 @@ def _own_address(settings: Settings, hint: str) -> str:
     if settings.interfaces:
         return address_of_interface(settings.interfaces[0])
     for target in (hint, os.environ.get("MASTER_ADDR", ""), DOCUMENTATION_ADDRESS):
-        if target and (address := address_towards(target)):
+        if target not in ("", "0.0.0.0", "::") and (address := address_towards(target)):
             return address
     for name in psutil.net_if_addrs():
         with contextlib.suppress(ConfigurationError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from moving_ranks import running
 
 from tools.lab import Lab
+from transport.mesh.peers import SPARE_AGAIN_S
 
 RATE_BITS_PER_S = 100_000_000
 DELAY_S = 0.002
@@ -31,8 +33,9 @@ def remotes(found: dict[str, Any], when: str = "after") -> set[str]:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("ranks", [NATIVE, PYTHON], ids=str)
+@pytest.mark.parametrize("again", [False, True], ids=["cut", "plugged in again"])
 def test_both_links_are_used_and_a_cut_of_either_is_a_pause(
-    lab_factory: Callable[..., Lab], tmp_path: Path, ranks: list[tuple[str, str]]
+    lab_factory: Callable[..., Lab], tmp_path: Path, ranks: list[tuple[str, str]], again: bool
 ) -> None:
     lab = lab_factory("links")
     two_links(lab)
@@ -42,7 +45,17 @@ def test_both_links_are_used_and_a_cut_of_either_is_a_pause(
         lab["b"].run(["ip", "link", "set", "eth0", "down"])
         for one in programs:
             one.rounds(20)
-        found = [one.end() for one in programs]
+        if not again:
+            found = [one.end() for one in programs]
+        else:
+            lab["b"].run(["ip", "link", "set", "eth0", "up"])
+            until_s = time.monotonic() + SPARE_AGAIN_S + 2.0
+            while time.monotonic() < until_s:
+                for one in programs:
+                    one.rounds(1)
+            found = [one.end() for one in programs]
+            assert remotes(found[0]) == remotes(found[0], "before")
+            return
     print(f"the slowest round took {max(one['slowest_s'] for one in found):.2f} s")
     assert remotes(found[0], "before") == {lab["b"].address, lab["b"].address_on("second")}
     assert remotes(found[0]) == {lab["b"].address_on("second")}

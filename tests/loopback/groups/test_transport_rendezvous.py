@@ -208,3 +208,16 @@ def test_a_second_job_on_one_port_is_told_so_on_every_rank_and_the_first_goes_on
     for group in groups:
         group.close()
     first.close()
+
+
+def test_who_cannot_reach_the_store_names_it_and_not_rank_0() -> None:
+    store = TcpRendezvous("nosuch.invalid:9", serve=False)
+    with pytest.raises(TimedOutError, match=r"connecting: rendezvous at nosuch.invalid:9 \("):
+        Group.connect(
+            store, rank=1, world_size=2, settings=Settings(listen="127.0.0.1", broker="off"), connect_timeout_s=1.0
+        )
+
+
+def test_an_address_of_no_interface_here_is_no_port_that_is_taken() -> None:
+    with pytest.raises(ConfigurationError, match=r"no interface here has it: on rank 0 write 0.0.0.0:9"):
+        TcpRendezvous("192.0.2.77:9", serve=True)

@@ -56,3 +56,8 @@ def test_each_variable_is_read_and_documented() -> None:
     assert sorted(read) == sorted(VARIABLES)
     reference = (Path(__file__).parents[3] / "docs/reference/transport.md").read_text()
     assert all(f"| `{name}`" in reference or f"`{name}`" in reference for name in VARIABLES)
+
+
+def test_addresses_are_told_as_others_read_them() -> None:
+    settings = Settings.from_environment({"HIVE_LISTEN": "[FD00:0::1]:4242", "HIVE_ADVERTISE": "2001:db8:0:0:0:0:0:7"})
+    assert (settings.listen, settings.listen_port, settings.advertise) == ("fd00::1", 4242, "2001:db8::7")

@@ -11,7 +11,7 @@ import pytest
 
 from hive_qos.errors import ConfigurationError, MisuseError
 from transport.mesh import address_watcher
-from transport.mesh.address_watcher import LOOK_S, AddressWatcher
+from transport.mesh.address_watcher import LOOK_S, LOOKS, AddressWatcher
 from transport.mesh.endpoint import Endpoint
 from transport.mesh.peers import PeerTable
 from transport.mesh.sockets import Sockets, open_sockets, reopen_sockets
@@ -44,11 +44,23 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Host:
 Look = Callable[[], object]
 
 
-def looking(host: Host, request: pytest.FixtureRequest, peers: Sequence[str] = PEERS, **settings: Any) -> Look:
+def looking(
+    host: Host,
+    request: pytest.FixtureRequest,
+    peers: Sequence[str] = PEERS,
+    others: Sequence[str] = (),
+    **settings: Any,
+) -> Look:
     sockets = open_sockets(Settings(listen="127.0.0.1"))
     for sock in (sockets.compute, sockets.bulk):
         request.addfinalizer(sock.close)
-    watch = AddressWatcher(settings=Settings(**settings), sockets=sockets, peers=lambda: peers, on_move=host.on_move)
+    watch = AddressWatcher(
+        settings=Settings(**settings),
+        sockets=sockets,
+        peers=lambda: peers,
+        others=lambda: others,
+        on_move=host.on_move,
+    )
     clock = iter(range(1000))
     return lambda: watch.tick(next(clock) * LOOK_S)
 
@@ -67,6 +79,20 @@ def test_another_way_to_everybody_is_taken(host: Host, request) -> None:
     host.leads = dict.fromkeys(PEERS, "127.0.0.2")
     look()
     assert host.told == []  # it may be for a moment only
+    look()
+    assert host.told == [("127.0.0.2", 1)]
+
+
+def test_a_cut_link_whose_address_is_still_there_is_not_left_for_one_that_is_used_already(
+    host: Host, request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = looking(host, request, others=["127.0.0.2"])
+    look()
+    host.leads = dict.fromkeys(PEERS, "127.0.0.2")
+    for _ in range(LOOKS + 1):
+        look()
+    assert host.told == []
+    host.own = {"127.0.0.2"}
     look()
     assert host.told == [("127.0.0.2", 1)]
 

@@ -15,6 +15,7 @@ from transport.mesh.peers import (
     SPARE_AGAIN_S,
     STAGGER_S,
     Action,
+    AskForBulk,
     Contact,
     Dial,
     Gone,
@@ -189,13 +190,27 @@ def test_bulk_is_dialled_when_it_is_first_wanted_and_its_loss_is_no_death():
     up(peers, 1, 5, bulk=False, dialled=True)
     assert peers.due(101.0) == []
     peers.want_bulk(1)
-    assert peers.due(101.0) == [dial(1, True)]
+    assert peers.due(101.0) == [AskForBulk(1), dial(1, True)]
     assert dial(1, True).address == ("10.0.0.1", 6001)
     up(peers, 1, 9, bulk=True, dialled=True)
     assert (peers.route(1, bulk=True), peers.route(1, bulk=False)) == (9, 5)
     peers.down(9, reason="x", now_s=102.0)
     assert peers.peers[1].phase is Phase.UP
     assert peers.due(102.0) == [dial(1, True)]
+
+
+def test_who_is_asked_for_bulk_dials_where_the_other_does_not_come_and_asks_nobody():
+    behind_nat, reachable = table(0, size=2), table(1, size=2)
+    up(behind_nat, 1, 5, bulk=False, dialled=True)
+    up(reachable, 0, 5, bulk=False, dialled=False)
+    reachable.want_bulk(0)
+    assert AskForBulk(0) in reachable.due(101.0)
+    assert AskForBulk(0) not in reachable.due(102.0)
+    for _ in range(2):  # it may be told twice
+        behind_nat.asked_for_bulk(1, 101.0)
+    assert behind_nat.due(101.0) == []
+    assert behind_nat.next_wake_s() == 101.0 + DIAL_OTHER_S
+    assert behind_nat.due(101.0 + DIAL_OTHER_S) == [dial(1, True)]
 
 
 def test_the_end_of_an_unknown_connection_is_nothing():
