@@ -124,6 +124,8 @@ class A2CiD2(Algorithm):
         if state.get("elems") != self._all.elems:
             raise MisuseError(f"it has {state.get('elems')} values, this one {self._all.elems}")
         self._is_new = True
+        if self._joined is not None:  # it was left out, and the job's are the others' now
+            self._pairs.begins = False
 
 
 def approach(parameters: Fragment, ahead: torch.Tensor, pace: gossip.Pace) -> None:

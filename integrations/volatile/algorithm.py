@@ -15,6 +15,7 @@ state that a member begins with. `GlobalAlgorithm` is for those whose members ho
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -105,7 +106,11 @@ class Algorithm:
         if tokens < 1:
             raise MisuseError(f"a step learns from one token at least, not from {tokens}")
         self._before()
-        yield
+        try:
+            yield
+        except Exception:
+            self._interrupted()
+            raise
         self._inner += 1
         if self._joined is not None:
             self._joined.stepped(self._gradient_bytes)
@@ -136,6 +141,9 @@ class Algorithm:
 
     def _after(self, tokens: int) -> None:
         """An inner step has ended; `_inner` counts it."""
+
+    def _interrupted(self) -> None:
+        """An inner step has begun, and ends with an error of the caller's."""
 
     def _end(self) -> None:
         """This member has left; the group is closed."""
@@ -244,16 +252,29 @@ class GlobalAlgorithm(Algorithm):
     def _begin(self) -> None:
         """A member that joins once more adds what it has learned since it was away to what the others have.
 
-        So nothing that it learned is lost, and it takes no more memory: the model itself holds it.
+        So nothing that it learned is lost, and it takes no more memory: the model itself holds it. What the first
+        member of a run has loaded into its model before that is no learning, but what the run begins with.
         """
-        for place in range(len(self._fragments)):
+        for place, fragment in enumerate(self._fragments):
             if self._held[place] is not self._global[place]:
                 self._receive(place, keep=self._was_member)
+            elif not self._was_member and not torch.equal(own := fragment.read(), fragment.rounded(self._held[place])):
+                if self._rounds:
+                    self._receive(place, keep=False)  # it goes on from a checkpoint
+                else:
+                    self._global[place] = self._held[place] = own
         self._was_member = True
 
     def _alike(self) -> dict[str, Any]:
-        outer = {"outer_rate": self._rate, "outer_momentum": self._momentum}
-        return {"fragments": [one.elems for one in self._fragments], **outer, **super()._alike()}
+        numbers = {parameter: number for number, parameter in enumerate(self.parameters)}
+        cut_as = repr([[numbers[parameter] for parameter in one.parameters] for one in self._fragments])
+        return {
+            "fragments": [one.elems for one in self._fragments],
+            "cut": hashlib.sha256(cut_as.encode()).hexdigest()[:8],
+            "outer_rate": float(self._rate),
+            "outer_momentum": float(self._momentum),
+            **super()._alike(),
+        }
 
     @property
     def _place(self) -> int:

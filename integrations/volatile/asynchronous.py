@@ -271,11 +271,14 @@ class AsyncDiLoCo(GlobalAlgorithm):
         """
         for place, values in enumerate(self._global):
             if values is not self._published[place]:
+                if (snapshot := self._snapshots.get(place)) is not None and snapshot.base is not values:
+                    del self._snapshots[place]  # it is of older ones, and no merge will take it
                 earlier = self._arrived.get(place)
                 self._arrived[place] = _Merged(values, taken.get(place, earlier.taken if earlier else None))
         self._published = list(self._global)
         self._lock.notify_all()
 
     def _steps_per_s(self) -> float:
+        """Of the last steps, also where training rests: it may go on at any moment."""
         times_s = list(self._times_s)
-        return (len(times_s) - 1) / max(time.monotonic() - times_s[0], 1e-9)
+        return (len(times_s) - 1) / max(times_s[-1] - times_s[0], 1e-9)

@@ -78,6 +78,11 @@ class PartialMean(Algorithm):
         self._make_due_step()
         self._all.write_gradients(result[0])
         self._optimizer.step()
+        self._all.clear_gradients()  # a caller's next ones would be added to them
+
+    def _interrupted(self) -> None:
+        """The others make a step that this member was about to make."""
+        self._group.lose_state("a step that is committed was not made here: its block raised an error")
 
     def state_dict(self) -> dict[str, Any]:
         """See `Algorithm`. It has the optimiser's state, which all members share, on the host."""

@@ -50,6 +50,7 @@ class Site:
             joined = stack.enter_context(self.algorithm.join(register, name=name, **options)) if self._leads else None
             self._hand_over([True] * len(self._parameters))
             yield joined
+        self._hand_over([True] * len(self._parameters))  # what was under way may have come with the end
 
     @contextlib.contextmanager
     def step(self, *, tokens: int = 1) -> Iterator[None]:

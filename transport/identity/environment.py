@@ -1,10 +1,9 @@
-"""The configured identity of a process: HIVE_CA, HIVE_CERT and HIVE_KEY, all three or none."""
+"""The configured identity of a process: what HIVE_CA, HIVE_CERT and HIVE_KEY name."""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +15,6 @@ from transport.identity.credentials import Credentials, Trust
 from transport.identity.names import claims_of
 from transport.identity.revocation import revoked_beside
 
-VARIABLES = ("HIVE_CA", "HIVE_CERT", "HIVE_KEY")
-
 
 @dataclass(frozen=True)
 class ConfiguredIdentity:
@@ -26,27 +23,6 @@ class ConfiguredIdentity:
     node: str
     credentials: Credentials
     trust: Trust
-
-
-def configured_identity(
-    environment: Mapping[str, str], *, roles: frozenset[str] = frozenset({"job"})
-) -> ConfiguredIdentity | None:
-    """Load what the three variables name, or None where none is set.
-
-    Args:
-        environment: normally `os.environ`.
-        roles: acceptable roles of peers.
-
-    Raises:
-        ConfigurationError: some are set and some are not, a file cannot be read, or key and certificate do not match.
-    """
-    paths = {name: environment[name] for name in VARIABLES if environment.get(name)}
-    if not paths:
-        return None
-    for name in VARIABLES:
-        if name not in paths:
-            raise ConfigurationError(name, None, f"is needed with {', '.join(paths)}; set all three or none")
-    return load_identity(ca=paths["HIVE_CA"], certificate=paths["HIVE_CERT"], key=paths["HIVE_KEY"], roles=roles)
 
 
 def load_identity(

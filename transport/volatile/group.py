@@ -306,6 +306,14 @@ class VolatileGroup:
             self._join_again(error)
         return None
 
+    def lose_state(self, reason: str) -> None:
+        """Say that this process does not hold what the others hold any more: it joins again with its next call.
+
+        Raises: nothing. Where nobody else is in the group there is nothing to differ from.
+        """
+        if len(self.view.members) > 1:
+            self._control.fail(EvictedError(reason))
+
     def stepped(self, gradient_bytes: int) -> None:
         """Say that a step of training was made. `hive-qos job` then shows what DDP would have sent for it.
 

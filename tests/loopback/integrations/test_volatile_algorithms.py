@@ -382,16 +382,18 @@ def test_a_meeting_waits_for_a_member_that_lives_as_long_as_join_was_told(make: 
 def test_who_joins_with_another_algorithm_is_refused_and_the_others_go_on(
     make: Callable[[torch.nn.Module], Algorithm], reason: str
 ) -> None:
-    network, where, ended = model(), register(), threading.Event()
+    network, where, begun, ended = model(), register(), threading.Event(), threading.Event()
     algorithm = DiLoCo(network.parameters(), every=1)
 
     def run(rank: int) -> None:
         if rank == 1:
+            assert begun.wait(60.0)
             with pytest.raises(PeerError, match=reason), make(model()).join(where, name="other", settings=SETTINGS):
                 pass
             ended.set()
             return
         with algorithm.join(where, name="member", settings=SETTINGS) as group:
+            begun.set()
             step_until(ended, lambda: step_once(network, sgd(network), algorithm), pause_s=0.02)
             before = group.step
             wait_until(lambda: not group.view.joining or step_once(network, sgd(network), algorithm))
@@ -400,3 +402,67 @@ def test_who_joins_with_another_algorithm_is_refused_and_the_others_go_on(
             assert [one.name for one in group.view.members] == ["member"]
 
     in_threads(2, run)
+
+
+@pytest.mark.parametrize("kind", [DiLoCo, StreamingDiLoCo, AsyncDiLoCo])
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_weights_that_are_loaded_before_a_member_joins_are_what_it_begins_with(
+    kind: type[DiLoCo] | type[StreamingDiLoCo] | type[AsyncDiLoCo], goes_on: bool
+) -> None:
+    network = model()
+    algorithm = kind(network.parameters())
+    state = algorithm.state_dict()
+    if goes_on:
+        algorithm.load_state_dict(state | {"rounds": 8})
+    with torch.no_grad():
+        for one in network.parameters():
+            one.add_(1.0)
+    loaded = flat(network)
+    with algorithm.join(register(), name="alone", settings=SETTINGS):
+        expected = state["global"] if goes_on else loaded  # a checkpoint has the values of its run
+        assert torch.equal(algorithm.state_dict()["global"], expected)
+        assert torch.equal(flat(network), expected)
+
+
+def test_a_member_whose_step_was_interrupted_takes_the_others_state_and_goes_on_alike() -> None:
+    networks, where, ended = [model() for _ in range(2)], register(), threading.Event()
+    seen: list[dict[int, torch.Tensor]] = [{} for _ in range(2)]
+
+    def run(rank: int) -> None:
+        network = networks[rank]
+        inner = adamw(network)
+        algorithm = PartialMean(network.parameters(), optimizer=inner)
+        with algorithm.join(where, name=f"member-{rank}", settings=SETTINGS) as group:
+
+            def step() -> None:
+                step_once(network, inner, algorithm)
+                seen[rank][group.step] = flat(network)
+
+            wait_until(lambda: len(group.view.workers) == 2 or step(), pause_s=0.02)
+            for _ in range(3):
+                step()
+            if rank == 0:
+                step_until(ended, step, pause_s=0.05)
+                return
+            learn(network, inner, 7)
+            with pytest.raises(MemoryError), algorithm.step():
+                raise MemoryError
+            enough = len(seen[1]) + 4
+            wait_until(lambda: len(seen[1]) >= enough or step())
+            ended.set()
+
+    in_threads(2, run)
+    both_have = set(seen[0]) & set(seen[1])
+    assert len(both_have) >= 6
+    for number in both_have:
+        torch.testing.assert_close(seen[0][number], seen[1][number])
+
+
+def test_fragments_of_other_parameters_and_of_equal_sizes_are_told_apart() -> None:
+    def described(*fragments: tuple[int, int], rate: float = 1) -> str:
+        layers = [torch.nn.Parameter(torch.zeros(3)) for _ in range(4)]
+        cut = [[layers[number] for number in one] for one in fragments]
+        return StreamingDiLoCo(layers, every=2, fragments=cut, overlap=0, outer_rate=rate)._described()
+
+    assert described((0, 2), (1, 3)) != described((0, 1), (2, 3))
+    assert described((0, 2), (1, 3)) == described((0, 2), (1, 3), rate=1.0)

@@ -81,3 +81,18 @@ def test_what_comes_too_late_for_an_async_merge_is_in_a_later_one() -> None:
     in_threads(size, run)
     assert all(torch.equal(one, parameters[0]) for one in parameters)
     assert not any(any(one._steps) for one in algorithms)  # all that was learned is merged
+
+
+def test_merges_go_on_after_a_pause_and_take_what_is_learned_then_at_once() -> None:
+    network = model()
+    algorithm = AsyncDiLoCo(network.parameters(), every=8, fragments=2)
+    inner = sgd(network)
+    with algorithm.join(register(), name="alone", settings=SETTINGS) as group:
+        for _ in range(20):
+            step_once(network, inner, algorithm)
+            time.sleep(0.01)
+        time.sleep(3.0)  # as for an evaluation
+        before, began_s = group.step, time.monotonic()
+        wait_until(lambda: group.step > before + 1 or step_once(network, inner, algorithm))
+        assert time.monotonic() - began_s < 1.0  # it was four steps' time ago that the last one came
+        assert len(algorithm._snapshots) <= 2

@@ -73,14 +73,6 @@ class View:
             return working
         return f"{working}; {', '.join(map(str, self.joining))} {'is waited for' if self.pause else 'learns'}"
 
-    def rank_of(self, member: Member) -> int:
-        """Its place among the members.
-
-        Raises:
-            ValueError: it is none.
-        """
-        return self.members.index(member)
-
 
 def encode(view: View) -> bytes:
     """The view as it stands in the register."""

@@ -145,11 +145,6 @@ class Fetch:
         self._answers: queue.SimpleQueue[tuple[tuple[_Source, int], Work]] = queue.SimpleQueue()
 
     @property
-    def done(self) -> bool:
-        """Whether all of it is here."""
-        return not self._missing
-
-    @property
     def pieces_left(self) -> int:
         """How many are missing."""
         return len(self._missing)

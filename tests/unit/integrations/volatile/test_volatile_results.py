@@ -59,6 +59,14 @@ def test_a_step_that_a_program_makes_on_the_group_by_itself_changes_nothing() ->
         assert state.get("global", state.get("parameters")).tolist() == [1.0] * ELEMS
 
 
+def test_no_gradient_is_left_of_a_step_that_a_member_repeats() -> None:
+    trained = parameter()
+    take(PartialMean([trained], optimizer=torch.optim.SGD([trained], lr=0.5)), [2.0] * ELEMS)
+    trained.sum().backward()  # as a loop has it that clears gradients behind its step
+    assert trained.grad is not None
+    assert trained.grad.tolist() == [1.0] * ELEMS
+
+
 def test_what_a_hook_of_the_optimiser_does_is_done_in_steps_that_a_member_repeats_too() -> None:
     trained = parameter()
     optimizer = torch.optim.SGD([trained], lr=1.0)

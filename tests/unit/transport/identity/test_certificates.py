@@ -15,7 +15,6 @@ from transport.identity import (
     ca_init,
     ca_issue,
     ca_revoke,
-    configured_identity,
     ephemeral_identity,
     load_identity,
     pin_of,
@@ -296,23 +295,6 @@ def test_issuing_without_a_ca_says_how_to_make_one(tmp_path: Path) -> None:
         ca_issue(tmp_path, "n1")
 
 
-def test_the_environment_names_all_three_files_or_none(folder: Path) -> None:
-    assert configured_identity({}) is None
-    assert configured_identity({"HIVE_CA": ""}) is None
-    with pytest.raises(ConfigurationError) as caught:
-        configured_identity({"HIVE_CA": "x", "HIVE_CERT": "y"})
-    assert caught.value.key == "HIVE_KEY"
-    everything = {
-        "HIVE_CA": str(folder / "ca" / "ca.crt"),
-        "HIVE_CERT": str(folder / "n1.crt"),
-        "HIVE_KEY": str(folder / "n1.key"),
-    }
-    found = configured_identity(everything)
-    assert found is not None
-    assert found.node == "n1"
-    assert "PRIVATE" not in repr(found)
-
-
 @pytest.mark.parametrize(
     ("variable", "file"),
     [
@@ -326,7 +308,9 @@ def test_the_environment_names_all_three_files_or_none(folder: Path) -> None:
 def test_a_file_that_does_not_fit_is_named_by_its_variable(folder: Path, variable: str, file: str) -> None:
     files = {"HIVE_CA": "ca/ca.crt", "HIVE_CERT": "n1.crt", "HIVE_KEY": "n1.key", variable: file}
     with pytest.raises(ConfigurationError) as caught:
-        configured_identity({name: str(folder / path) for name, path in files.items()})
+        load_identity(
+            ca=folder / files["HIVE_CA"], certificate=folder / files["HIVE_CERT"], key=folder / files["HIVE_KEY"]
+        )
     assert caught.value.key == variable
 
 
