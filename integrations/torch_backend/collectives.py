@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import transport
 from hive_qos.errors import MisuseError
@@ -48,7 +49,7 @@ class Collectives(Operations):
             "all-reduce",
             staged,
             [
-                calls.allreduce(self.group.site, one.memory, op, compression or self._compression_of(one.tensor))
+                calls.allreduce(self.group.site, one.memory, op, compression or self._compression_of(one.tensor, op))
                 for one in staged
             ],
             result=tensors,
@@ -64,11 +65,20 @@ class Collectives(Operations):
     def _gather_compression(self) -> calls.Compression | None:
         return self.group.compression(self.options.gather_compression) if self.options.gather_compression else None
 
-    def _compression_of(self, tensor: torch.Tensor) -> calls.Compression | None:
-        """The group's, for a tensor that is known by its memory, in which DDP's buckets stay."""
+    def _compression_of(self, tensor: torch.Tensor, op: transport.ReduceOp) -> calls.Compression | None:
+        """The group's, for a tensor that is known by its memory as long as that lives, as DDP's buckets are."""
         if not self.options.compression:
             return None
-        return self.group.compression(self.options.compression, (tensor.data_ptr(), tensor.numel()))
+        key = (tensor.data_ptr(), tensor.numel(), op)
+        compression = self.group.compression(self.options.compression, key)
+        owner = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+        known = self.owners.get(key)
+        if known is None or known != owner:  # another tensor may have been there
+            for one in [one for one, of in self.owners.items() if one == key or of.expired()]:  # type: ignore[no-untyped-call]
+                compression.kept.drop(one)
+                del self.owners[one]
+            self.owners[key] = owner
+        return compression
 
     def sparse_allreduce(
         self, tensor: torch.Tensor, op: transport.ReduceOp, *, timeout_s: float | None = None

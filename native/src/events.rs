@@ -40,6 +40,8 @@ pub enum Failure {
         bytes_total: u64,
     },
     Cancelled(String),
+    /// The peer has ended what the message is of.
+    Discarded(String),
 }
 
 impl Failure {
@@ -50,7 +52,8 @@ impl Failure {
             | Self::Silent { reason, .. }
             | Self::Gone { reason, .. }
             | Self::Peer { reason, .. }
-            | Self::Cancelled(reason) => Some(reason),
+            | Self::Cancelled(reason)
+            | Self::Discarded(reason) => Some(reason),
             Self::TimedOut { .. } => None,
         }
     }

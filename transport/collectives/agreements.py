@@ -144,6 +144,10 @@ class Agreements:
         """Drop what is known of a group that was closed."""
         self._latest.pop(group, None)
 
+    def holds(self, key: Key) -> bool:
+        """Whether an operation is held back."""
+        return any(one.number == key[1] for one in self._held.get(key[0], ()))
+
     def is_holding(self, group: str) -> bool:
         """Whether something of a group is held back."""
         return bool(self._held.get(group))

@@ -274,6 +274,7 @@ def _call(
             counts=tuple(counts),
             receive_counts=tuple(receive_counts),
             root=root,
+            narrow=op is ReduceOp.MEAN and dtype in ("float16", "complex32"),
         ),
         signature=CallSignature(words) if isinstance(words, str) else words,
         buffers=tuple(view.data for view in views),

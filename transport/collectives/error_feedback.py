@@ -35,6 +35,10 @@ class ErrorFeedback:
             self._kept_bytes -= 0 if kept is None else kept.nbytes
         return kept if kept is not None and len(kept) == elems else np.zeros(elems, dtype=np.float32)
 
+    def drop(self, key: Hashable) -> None:
+        """The tensor is no more."""
+        self.take(key, 0)
+
     def keep(self, key: Hashable, residual: Residual) -> None:
         """Its operation has ended well."""
         with self._lock:

@@ -397,9 +397,12 @@ class InFlight:
             self._found_late[key[0]] = error
 
     def _not_begun(self, key: Key) -> bool:
-        """Whether this rank may still begin an operation; its group may not have been made here yet."""
+        """Whether this rank may still begin an operation; its group may not have been made here yet.
+
+        One that is held back may be overtaken by the end of a later one.
+        """
         group = self._groups.get(key[0])
-        return group is None or key[1] >= group.begun
+        return group is None or key[1] >= group.begun or self._agreements.holds(key)
 
     def _known_to_fail(self, key: Key, ranks: tuple[int, ...]) -> bool:
         """As far as a caller's thread can see; `start` and the task decide."""

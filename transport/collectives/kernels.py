@@ -105,6 +105,9 @@ def _accumulate(
 
 def _quotient(total: Array, divisor: int) -> Array:
     """`total / divisor`; of integers cut toward zero, as C divides them, and NCCL."""
+    if total.dtype.kind == "c":  # a complex division makes NaN of infinity
+        _quotient(total.view(total.real.dtype), divisor)
+        return total
     if total.dtype.kind not in "iu":
         np.divide(total, total.dtype.type(divisor), out=total)
         return total

@@ -68,6 +68,15 @@ struct Operation {
     sent: Option<Sent>,
 }
 
+impl Operation {
+    /// Whether a failure says no more than that the peer had taken the message before: it was sent again over another
+    /// connection, and the peer has ended the collective. One that it could not end well it gives up, and says so.
+    fn was_taken(&self, failure: &Failure) -> bool {
+        let again = self.sent.as_ref().is_some_and(|sent| !sent.sending.fresh);
+        again && matches!(failure, Failure::Discarded(_))
+    }
+}
+
 /// Where an operation sends, how, over which connection and since when.
 struct Sent {
     way: Way,
@@ -421,7 +430,9 @@ impl InFlight {
                 run.settled(step, false);
                 self.tell(&run, step, None, Some(header));
             }
-            Event::Failed { failure, .. } => self.failed(&run, operation, step, failure),
+            Event::Failed { failure, .. } if !operation.was_taken(&failure) => {
+                self.failed(&run, operation, step, failure);
+            }
             _ => {
                 run.settled(step, true);
                 active.progress.done(operation.step);
@@ -433,7 +444,7 @@ impl InFlight {
     /// A message whose step was done when it was handed over is acknowledged, lost or refused.
     fn copy_ended(&mut self, operation: &Operation, event: Event) {
         let failure = match event {
-            Event::Failed { failure, .. } => Some(failure),
+            Event::Failed { failure, .. } if !operation.was_taken(&failure) => Some(failure),
             _ => None,
         };
         if let (Some(failure), Some(Sent { way, .. })) = (&failure, &operation.sent)

@@ -440,3 +440,29 @@ fn one_whose_input_never_comes_ends_when_it_is_stopped() {
     assert_eq!(scene.end(), (false, 0));
     scene.collectives.read_on(7, 0); // of one that has ended it is nothing
 }
+
+#[test]
+fn a_message_that_is_sent_again_and_refused_as_over_had_been_taken() {
+    let operation = |fresh: Option<bool>| Operation {
+        collective: 7,
+        step: 0,
+        sent: fresh.map(|fresh| Sent {
+            way: (1, false),
+            sending: Sending {
+                level: 4,
+                fresh,
+                order: 0,
+                step: 0,
+                collective: 7,
+                bytes: 8,
+            },
+            connection: NOBODY,
+            at: Instant::now(),
+        }),
+    };
+    let over = Failure::Discarded(String::new());
+    assert!(operation(Some(false)).was_taken(&over));
+    assert!(!operation(Some(true)).was_taken(&over), "it is new to the peer");
+    assert!(!operation(None).was_taken(&over), "nothing was sent");
+    assert!(!operation(Some(false)).was_taken(&Failure::Cancelled(String::new())));
+}

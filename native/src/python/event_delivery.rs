@@ -185,6 +185,6 @@ fn tell_failure(py: Python<'_>, failure: Failure) -> PyResult<Bound<'_, PyTuple>
             bytes_done,
             bytes_total,
         } => ("timed-out", peer, timeout_s, bytes_done, bytes_total).into_pyobject(py),
-        Failure::Cancelled(reason) => ("cancelled", reason).into_pyobject(py),
+        Failure::Cancelled(reason) | Failure::Discarded(reason) => ("cancelled", reason).into_pyobject(py),
     }
 }

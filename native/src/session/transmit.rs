@@ -122,7 +122,10 @@ pub async fn send(session: Arc<PeerSession>, message: Message, abort: oneshot::R
 
 fn refused(session: &PeerSession, code: u64) -> Failure {
     let reason = format!("refused the message with {}", code_name(code));
-    if code == Code::Cancelled as u64 || code == Code::Discarded as u64 {
+    if code == Code::Discarded as u64 {
+        return Failure::Discarded(format!("{} {reason}", session.peer()));
+    }
+    if code == Code::Cancelled as u64 {
         return Failure::Cancelled(format!("{} {reason}", session.peer()));
     }
     Failure::Peer {

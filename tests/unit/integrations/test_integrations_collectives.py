@@ -18,9 +18,12 @@ from integrations.torch_backend import collectives as collectives_module
 from integrations.torch_backend import operations, staging
 from integrations.torch_backend.collectives import Collectives
 from integrations.torch_backend.gpu import GPUS
+from integrations.torch_backend.options import GroupOptions
 from integrations.torch_backend.staging import Staged
 from integrations.torch_backend.world import World, group_name_of
-from transport.collectives.calls import Call, CallContext
+from transport.collectives.calls import Call, CallContext, Compression
+from transport.collectives.codecs import Codec
+from transport.collectives.error_feedback import ErrorFeedback
 from transport.collectives.partial_input import PartialInput
 
 
@@ -92,6 +95,29 @@ def test_operations_take_the_groups_timeout_or_their_own(collectives: Collective
     collectives.timeout_s = 9
     collectives.broadcast([torch.ones(1)], 0)
     assert group.started == [("allreduce", 7), ("allreduce", 2), ("broadcast", 9)]
+
+
+def test_residuals_go_by_memory_for_as_long_as_it_is_the_same_tensors(
+    collectives: Collectives, group: FakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, memory = ErrorFeedback(), bytearray(4 * 4)
+    collectives.options = GroupOptions.parse({"compression": "int8"})
+    monkeypatch.setattr(group, "compression", lambda codec, key: Compression(Codec.named(codec), kept, key))
+
+    def left_of(tensor: torch.Tensor, op: transport.ReduceOp = SUM) -> float:
+        """What was left out the last time; the same number more is left out now."""
+        compression = collectives._compression_of(tensor, op)
+        assert compression is not None
+        residual = kept.take(compression.key, 4)
+        kept.keep(compression.key, residual + 1)
+        return float(residual[0])
+
+    first = torch.frombuffer(memory, dtype=torch.float32)
+    assert [left_of(first), left_of(first.view(2, 2)), left_of(first, transport.ReduceOp.MEAN)] == [0, 1, 0]
+    del first
+    assert left_of(torch.frombuffer(memory, dtype=torch.float32)) == 0
+    left_of(torch.ones(4))
+    assert len(collectives.owners) == len(kept._kept) == 1, "what is gone holds nothing"
 
 
 def test_several_tensors_are_one_work_that_ends_with_the_last_and_fails_with_any(

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from transport.collectives.algorithms.registry import ALGORITHMS
+from transport.collectives.calls import CallContext, allreduce
 from transport.collectives.planning.cost_model import Choice, Network, choose, problem_of
 from transport.collectives.problem import Operation
+from transport.collectives.reduce_op import ReduceOp
 
 MBIT = 1_000_000
 MIB = 2**20
@@ -60,6 +63,18 @@ def test_two_sites_send_each_tensor_across_once():
     assert choice.taken.plan.sites == (0, 0, 1, 1)
     assert choice.taken.predicted_s == pytest.approx(8 * 16 * MIB / 100e6, rel=0.05)
     assert predicted(choice)["direct"] == pytest.approx(2 * 8 * 16 * MIB / 100e6, rel=0.05)
+
+
+def test_a_mean_of_float16_is_not_summed_by_site_for_a_sites_sum_may_be_more_than_it_holds():
+    problem = replace(problem_of("all_reduce", nbytes=16 * MIB, size=4), narrow=True)
+    assert taken(choose(problem, two_sites())) == "direct"
+    assert "two_level" not in predicted(choose(problem, two_sites(), forced="two_level"))
+    calls = {
+        (dtype, op): allreduce(CallContext(group="g", rank=0, size=2), torch.ones(4, dtype=dtype), op).problem.narrow
+        for dtype in (torch.float16, torch.bfloat16, torch.float32)
+        for op in (ReduceOp.SUM, ReduceOp.MEAN)
+    }
+    assert [key for key, narrow in calls.items() if narrow] == [(torch.float16, ReduceOp.MEAN)]
 
 
 def test_two_ranks_exchange_small_tensors_over_long_ways():

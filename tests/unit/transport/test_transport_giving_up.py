@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
-from patience import most_of
+from patience import LIMIT_S, most_of, wait_until
+from test_transport_agreement_weather import with_links_that_change
 
 from hive_qos.errors import CancelledError, MisuseError, TimedOutError
 
@@ -67,3 +70,35 @@ def test_closing_ends_what_is_under_way_and_further_use_is_misuse(make_world):
     with pytest.raises(MisuseError, match="closed"):
         world.groups[0].barrier()
     world.groups[0].close()
+
+
+def test_an_operation_that_is_held_back_hears_that_it_was_given_up_although_a_later_one_is_over(make_world):
+    world = make_world(3, algorithm="weighted", timeout_s=LIMIT_S)
+    groups = [with_links_that_change(group, 1) for group in world.groups]
+    in_flight = world.groups[0]._runtime._in_flight
+
+    def more(group):
+        return group.allreduce(np.ones(20_000, "f4"))
+
+    world.results(lambda group: [more(group).wait(LIMIT_S) for _ in range(20)])
+    time.sleep(1.0)  # by then the next operation begins an agreement
+    for rank in (1, 2):
+        world.network.hold("rank-0", f"rank-{rank}")  # they hear of no agreement
+    works = [[more(groups[0])], [], []]
+    wait_until(lambda: in_flight._agreements.is_holding("w") or works[0].append(more(groups[0])), pause_s=0.05)
+    held = len(works[0]) - 1
+    groups[0].give_up("it has nothing to send")  # the place after that, which is over here at once
+    for _ in range(held):
+        works[1].append(more(groups[1]))
+    groups[1].give_up("it cannot")
+    wait_until(lambda: any(key[1] == 20 + held for key in in_flight._given_up))
+    for rank in (1, 2):
+        world.network.release("rank-0", f"rank-{rank}")
+    for _ in range(held + 1):
+        works[2].append(more(groups[2]))
+    for rank, mine in enumerate(works):
+        for work in mine[:held]:
+            work.wait(LIMIT_S)
+        if rank != 1:
+            with pytest.raises(CancelledError, match=r"rank 1 gave up: .*it cannot"):
+                mine[held].wait(10.0)

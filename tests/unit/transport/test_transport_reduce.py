@@ -109,6 +109,15 @@ def test_a_mean_of_integers_is_exact_where_floats_are_not_and_of_more_ranks_than
     assert run([np.array([0], "i1")] * 299 + [np.array([-100], "i1")], "int8", ReduceOp.MEAN).tolist() == [0]
 
 
+def test_a_mean_of_complex_numbers_divides_both_parts_and_makes_no_nan_of_infinity():
+    sources = [np.array([np.inf + 1j, 2 + 4j], np.complex64) for _ in range(2)]
+    target = np.zeros(2, np.complex64)
+    reduce_into(
+        target.view("u1").data, [one.view("u1").data for one in sources], dtype="complex64", op=ReduceOp.MEAN, divisor=2
+    )
+    assert target.tolist() == [complex(np.inf, 1), 2 + 4j]
+
+
 def test_the_mean_of_one_rank_is_its_value():
     assert run([np.array([3.0], "f4")], "float32", ReduceOp.MEAN).tolist() == [3.0]
 
