@@ -155,9 +155,10 @@ def _links(members: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> It
         far = link.get("rank")
         name = f"{names.get(str(rank), '?')} > {names.get(str(far), f'rank {name_of(far)}')}"
         idle = "" if not link.get("application_limited") else "≥"  # it had nothing more to send
+        measured = link.get("rate_bits_per_s") or None  # 0 where nothing was: shared memory, or small messages alone
         yield line(
             name,
-            idle + rate(link.get("rate_bits_per_s")),
+            (idle if measured else "") + rate(measured),
             f"{1000 * number(link.get('rtt_s')):.3g} ms",
             f"{100 * number(link.get('loss')):.2g} %",
             size(link.get("sent_bytes")),

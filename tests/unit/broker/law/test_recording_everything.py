@@ -116,7 +116,12 @@ def identity(value: Any) -> Any:
     return getattr(value, "name", value)
 
 
-@pytest.mark.parametrize("seed", range(15))
+def seeds(usual: int, *, more: int) -> list[object]:
+    """The first ones, and those that `make test-long` tries."""
+    return [*range(usual), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(usual, usual + more))]
+
+
+@pytest.mark.parametrize("seed", seeds(15, more=25))
 def test_whatever_is_measured_is_decided_and_replays_to_the_same_bytes(seed: int) -> None:
     kernel, state, now_s = Kernel(seed), State(), 0.0
     lines = [header_line(policy=POLICY, state=state)]
@@ -133,7 +138,7 @@ def test_whatever_is_measured_is_decided_and_replays_to_the_same_bytes(seed: int
     assert (found.first_difference, found.ticks) == (None, TICKS)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", seeds(5, more=5))
 def test_no_decision_depends_on_how_a_python_adds_floats_up(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """`sum` rounds floats otherwise from Python 3.12 on; a recording made under 3.11 has to replay under all."""
 
