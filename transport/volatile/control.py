@@ -52,6 +52,9 @@ _log = logging.getLogger("transport.volatile")
 
 TELL_S = 0.5
 """Who leaves waits so long for the others to have its word. Where they have not, they see a loss."""
+FIRST_S, REST_TIMES = 2.0, 5
+"""So long the first worker waits for an answer of the register, while it hears nobody, to see who asks to join. Where
+none came, steps go on for so many times as long before it looks again."""
 END_S = 1.0
 """And so long for each answer of the register, to end the job where all leave."""
 
@@ -93,7 +96,7 @@ class Control:
         self.links = Links(
             register, member, settings=settings, shelf=self.shelf, heard=self._heard, on_loss=self._wake.set
         )
-        self._first = FirstWorker(register, self)
+        self._first = FirstWorker(register.within(FIRST_S), self)
         self._succession = Succession(register, self)
         self._report: MemberReport | None = None
         self._some: Group | None = None
@@ -242,7 +245,7 @@ class Control:
             while view and view.epoch > epoch and view.workers and all(map(register.has_left, view.workers)):
                 epoch = view.epoch
                 step, digest = last.committed, last.digest
-                over = View(epoch + 1, (), step, digest, asked=view.asked, mesh=view.mesh, began=view.began)
+                over = View(epoch + 1, (), step, digest, asked=view.asked, mesh=view.mesh, run=view.run)
                 view = register.advance(over, view)  # where another one was written meanwhile, that one
 
     def close(self) -> None:
@@ -464,7 +467,7 @@ class Control:
         """What the first worker does now and then, and a learner, which nobody need tell of a view.
 
         Where the register is lost, steps go on until the view has to change. A try may take seconds, in which nothing
-        is heard, so there is as long a time between two.
+        is heard, so there is a longer time between two.
         """
         began_s = time.monotonic()
         try:
@@ -474,7 +477,7 @@ class Control:
                 self._first.admit()
         except RegisterLostError as error:
             now_s = time.monotonic()
-            self._look_s = now_s + max(LOOK_S, now_s - began_s)
+            self._look_s = now_s + max(LOOK_S, REST_TIMES * (now_s - began_s))
             if not self._register_lost:
                 _log.warning("nobody can join: %s", error)
             self._register_lost = True

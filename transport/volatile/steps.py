@@ -134,9 +134,10 @@ class Steps:
                     for place, one in enumerate(views)
                 ]
                 _end(works)
-                if self._exchange(group, view, members, step, views):
+                committed, differs = self._exchange(group, view, members, step, views)
+                if committed:
                     break
-                differed += self._control.view is view
+                differed += differs
             except TransportError as error:
                 _name_ranks(error, members)
                 if isinstance(error, MisuseError | PeerError) and self._control.connects(view):
@@ -241,20 +242,20 @@ class Steps:
 
     def _exchange(
         self, group: Group, view: View, members: tuple[Member, ...], step: int, views: Sequence[TensorView]
-    ) -> bool:
-        """Say that this member is prepared, and hear it of the others; whether the step is committed."""
-        control = self._control
+    ) -> tuple[bool, bool]:
+        """Say that this member is prepared, and hear the others; whether it is committed, and whether they differ."""
+        control, differs = self._control, False
         result = digest_of(piece_digests([one.data for one in views]))
         with control.changed:
             if control.view is not view:
-                return False
+                return False, False
             before = control.state
             actions = control.apply(commit.reduced, step, result)
             own = next((one for who, one in control.state.prepared if who == self._member and one.step == step), None)
             if any(isinstance(one, Commit) for one in actions):
-                return True
+                return True, False
             if control.state is before or own is None:
-                return False
+                return False, False
         said = np.frombuffer(own.digest + bytes([own.turn]), np.uint8)
         outputs = [np.zeros(said.size, np.uint8) for _ in members]
         group.all_gather(outputs, said).wait()
@@ -267,10 +268,11 @@ class Steps:
                 actions = control.apply(commit.received, member, prepared)
                 for one in actions:
                     if isinstance(one, Differ):
+                        differs = True
                         self._name(one)
                 if any(isinstance(one, Commit) and one.step == step for one in actions):
-                    return True
-        return False
+                    return True, differs
+        return False, differs
 
     def _name(self, differ: Differ) -> None:
         """Whose result is another one. A majority sends the odd ones away."""

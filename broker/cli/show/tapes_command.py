@@ -42,7 +42,9 @@ def tapes(
         console = Output()
         steps = f"steps {found.first_step} to {found.last_step}" if found.commits else "no step"
         what = f"{len(found.members)} members committed {steps} in {found.views} views"
-        console.print(f"{what}: {'they differ' if found.findings else 'one chain'}", markup=False)
+        what += f" of {found.runs} runs" if found.runs > 1 else ""
+        said = "they differ" if found.findings else "one chain each" if found.runs > 1 else "one chain"
+        console.print(f"{what}: {said}", markup=False)
         for one in found.findings:
             console.print(printable(one), markup=False)
     if found.findings:

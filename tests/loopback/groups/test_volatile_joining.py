@@ -19,7 +19,7 @@ from hive_qos.errors import EvictedError, MisuseError
 from transport.inspection import jobs
 from transport.volatile.control import Control
 from transport.volatile.following import Follower
-from transport.volatile.links.mesh import CONNECT_S
+from transport.volatile.links.mesh import CONNECT_S, Mesh
 from transport.volatile.membership.succession import Succession
 from transport.volatile.protocol.commit import Phase
 from transport.volatile.protocol.view import Member, View
@@ -246,3 +246,61 @@ def test_who_joins_again_can_be_closed_while_the_register_is_away(start: Callabl
         assert time.monotonic() - began_s < CONNECT_S
     finally:
         store.speaks.set()
+
+
+def test_connections_that_come_to_stand_while_a_view_is_written_do_not_replace_those_that_it_names(
+    start: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ask one after the other: the view lets the first one in while the members connect to the second one, too."""
+    members = trio(start, store := MemoryStore())
+    connect, advance = Mesh.connect, Register.advance
+    writing, asked, standing = threading.Event(), threading.Event(), [0]
+
+    def slowly(cls: type[Mesh], register: Register, number: int, some: Any, *rest: Any, **named: Any) -> Mesh:
+        both = {"x", "y"} <= {one.name for one in some}
+        if both:
+            asked.set()
+            assert writing.wait(60.0)
+        mesh: Mesh = connect.__func__(cls, register, number, some, *rest, **named)  # type: ignore[attr-defined]
+        standing[0] += both
+        return mesh
+
+    def written(register: Register, view: View, before: View | None) -> View:
+        if [one.name for one in view.joining] == ["x"] and not writing.is_set():
+            writing.set()
+            until(lambda: standing[0] == 5)
+            time.sleep(0.2)  # until they know that it stands
+        return advance(register, view, before)
+
+    monkeypatch.setattr(Mesh, "connect", classmethod(slowly))
+    monkeypatch.setattr(Register, "advance", written)
+    for one in members[:2]:
+        one.allow()  # a step that c has yet to make: until then the view stays
+    newcomers = [start("x", store)]
+    until(lambda: any("x" in str(one) for one in _wished(members[0])))
+    newcomers.append(start("y", store))
+    assert asked.wait(60.0)
+    members[2].allow()
+    everybody = [*members, *newcomers]
+    run = members[0].group.view.run if members[0].group is not None else 0
+
+    def all_work() -> bool:
+        for one in everybody:
+            one.allow()
+        time.sleep(0.05)
+        return works(members[0], "a", "b", "c", "x", "y")
+
+    until(all_work)
+    until(lambda: all(one.group is not None for one in everybody))
+    assert writing.is_set()
+    for one in everybody:
+        assert one.error is None
+        assert one.group is not None
+        assert one.group.view.run == run != 0
+    assert [str(one.group.member) for one in members if one.group] == ["a", "b", "c"]
+    assert all(one.met[-1].attempts for one in members), "nobody was left out"
+
+
+def _wished(worker: Worker) -> frozenset[Member]:
+    assert worker.group is not None
+    return worker.group._control.state.wish.joining

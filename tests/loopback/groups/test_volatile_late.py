@@ -154,7 +154,7 @@ def test_a_part_counts_as_one_that_did_also_where_only_the_others_heard_that_it_
             until(lambda: all(one.step == 12 for one in others))
             raise TransportError("the link was cut")
 
-    def cut(steps: Steps, group: Any, *rest: Any) -> bool:
+    def cut(steps: Steps, group: Any, *rest: Any) -> tuple[bool, bool]:
         is_cut = steps._member.name == "c" and steps._control.step == 9
         whole: Any = Cut(group) if is_cut else group
         return exchange(steps, whole, *rest)

@@ -1,6 +1,7 @@
 """A member's connections: those that it works on, and those that it makes beside them while steps go on; and its mail.
 
-Who joins needs a new mesh, which all members connect beside the one they work on. A member has one of each at most.
+Who joins needs a new mesh, which all members connect beside the one they work on. A member has one of each at most, and
+for a while the one before that beside it: the next view may name that one.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class Links:
         self._lock = threading.Lock()
         self._present: Mesh | None = None
         self._beside: Mesh | None = None
+        self._replaced: Mesh | None = None
         self._plan: Plan | None = None
         self._closed = False
         self._tags = itertools.count()
@@ -101,12 +103,24 @@ class Links:
         with self._lock:
             if self._present is not None and self._present.number == number:
                 return True
-            if self._beside is None or self._beside.number != number:
+            found = next((one for one in (self._beside, self._replaced) if one and one.number == number), None)
+            if found is None:
                 return False
-            before, self._present, self._beside = self._present, self._beside, None
-        if before is not None:
-            before.close_soon()
+            left = [self._present, *((self._replaced,) if found is self._beside else ())]
+            if found is self._beside:
+                self._beside = None
+            self._present, self._replaced = found, None
+        for one in left:
+            if one is not None:
+                one.close_soon()
         return True
+
+    def forget_replaced(self) -> None:
+        """No view will name the connections before those beside."""
+        with self._lock:
+            replaced, self._replaced = self._replaced, None
+        if replaced is not None:
+            replaced.close_soon()
 
     def reach(self, members: Iterable[Member]) -> bool:
         """Whether any of those is there, over the connections that were made last."""
@@ -135,8 +149,8 @@ class Links:
         """Leave all of them. Idempotent."""
         with self._lock:
             self._closed = True
-            meshes = [one for one in (self._present, self._beside) if one is not None]
-            self._beside = None
+            meshes = [one for one in (self._present, self._beside, self._replaced) if one is not None]
+            self._beside = self._replaced = None
         for one in meshes:
             one.close()
 
@@ -159,13 +173,15 @@ class Links:
             return
         with self._lock:
             kept = self._plan is plan and not self._closed
-            replaced, self._beside = (self._beside, mesh) if kept else (mesh, self._beside)
+            left = self._replaced if kept else mesh
+            if kept:
+                self._replaced, self._beside = self._beside, mesh
         if kept:
             self._heard(self._me, Connected(plan.number))
         for one in plan.members - {self._me} if kept else ():
             mesh.mail(one, messages.encode(Connected(plan.number)))
-        if replaced is not None:
-            replaced.close()
+        if left is not None:
+            left.close()
 
     def _mailed(self, mesh: Mesh, sender: Member, data: bytes) -> None:
         """In the transport's thread."""

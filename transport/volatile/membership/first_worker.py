@@ -110,6 +110,8 @@ class FirstWorker:
         links = self._agreement.links
         if self._agreement.state.wish.mesh not in (links.present.number, links.newest.number):
             self._agreement.apply(commit.disconnected)  # others were made instead, which not all have yet
+        if self._agreement.state.phase is not Phase.FROZEN:  # else it has said that the next view may work on these
+            links.forget_replaced()
         state = self._agreement.state
         need = {self._agreement.member, *self._view.joining} - links.present.lost()
         if state.wish.mesh < links.newest.number and self._admission.have(links.newest.number) >= need:

@@ -75,18 +75,24 @@ class Newcomer:
             raise RegisterForgotError("joining again", f"the register has forgotten epoch {left.epoch}")
         if not view.members:
             raise JobOverError(f"all members of job {job} have left since epoch {left.epoch}")
-        if view.began != left.began:
-            raise JobOverError(
-                f"job {job} has begun anew in epoch {view.began}, without {self.member} of epoch {left.epoch}"
-            )
+        if view.run != left.run:
+            raise JobOverError(f"job {job} has begun anew, without {self.member} of epoch {left.epoch}")
 
     def _begin(self, ended: View | None) -> View:
         """Try to be the first member, of a job that begins or has nobody any more; the view in force then."""
         if ended is None:
-            return self.register.advance(View(1, (self.member,), 0, bytes(DIGEST_BYTES)), None)
+            first = View(1, (self.member,), 0, bytes(DIGEST_BYTES), run=self.member.incarnation)
+            return self.register.advance(first, None)
         mesh = self.register.plan_mesh(ended.epoch + 1, [self.member])
-        epoch = ended.epoch + 1
-        first = View(epoch, (self.member,), 0, bytes(DIGEST_BYTES), asked=ended.asked, mesh=mesh, began=epoch)
+        first = View(
+            ended.epoch + 1,
+            (self.member,),
+            0,
+            bytes(DIGEST_BYTES),
+            asked=ended.asked,
+            mesh=mesh,
+            run=self.member.incarnation,
+        )
         return self.register.advance(first, ended)
 
     def _be_admitted(self, view: View, give_up_s: float, timeout_s: float) -> View | None:

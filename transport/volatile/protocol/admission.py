@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from transport.volatile.protocol.view import Member, View
 
+READ_MAX, READ_BACK_MAX = 16, 256
+"""Requests are read so many at a time, while nothing else is heard. Of those that a new first worker finds, the newest
+are read: whoever still waits asks anew each few seconds."""
 LOOK_S = 0.5
 """How often the first worker looks who asks to join: one small request."""
 BEAT_S = 1.0
@@ -68,8 +71,9 @@ class Admission:
     # The queue of requests.
 
     def to_read(self, view: View, last: int) -> list[int]:
-        """Which requests to read, where the newest is number `last`: new ones, and those that were not written yet."""
-        return [*sorted(self._holes), *range(max(self._last, view.asked) + 1, last + 1)]
+        """Which requests to read now, where the newest is number `last`: new ones, and those not written yet."""
+        first = max(self._last, view.asked, last - READ_BACK_MAX) + 1
+        return [*sorted(self._holes), *range(first, min(first + READ_MAX, last + 1))]
 
     def hear(self, found: Mapping[int, tuple[Member, bool] | None], view: View, now_s: float) -> None:
         """Take in what was read, by number: who it is, and whether it can follow; None where nothing is written.

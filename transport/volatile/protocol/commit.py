@@ -495,7 +495,7 @@ def _successor(state: State, stands: Mapping[Member, Frozen], step: int, digest:
         max(one.asked for one in wishes),
         mesh,
         pause=bool(learners) and (view.pause or any(one.pause for one in wishes)),
-        began=view.began,
+        run=view.run,
     )
 
 

@@ -48,7 +48,7 @@ class View:
         asked: how many requests to join have been looked at.
         mesh: the number of the connections on which this view works; a view that only loses members keeps them.
         pause: no step begins until those who learn hold the state after `base_step`.
-        began: the epoch in which the job began, which may be anew: steps count from there.
+        run: the incarnation of who began the job, which may be anew: steps count from there.
     """
 
     epoch: int
@@ -59,7 +59,7 @@ class View:
     asked: int = 0
     mesh: int = 1
     pause: bool = False
-    began: int = 1
+    run: int = 0
 
     @functools.cached_property
     def workers(self) -> tuple[Member, ...]:
@@ -86,7 +86,7 @@ def encode(view: View) -> bytes:
             5: view.asked,
             6: view.mesh,
             7: view.pause,
-            8: view.began,
+            8: view.run,
         }
     )
 
@@ -103,8 +103,8 @@ def decode(data: bytes) -> View:
         members = tuple(Member(_text(name), _number(incarnation)) for name, incarnation in pairs)
         joining = tuple(members[_number(place)] for place in _list(value[4]))
         asked, mesh, pause = _number(value[5]), _number(value[6]), value[7] is True
-        began = _number(value[8])
-        view = View(_number(value[0]), members, _number(value[2]), _bytes(value[3]), joining, asked, mesh, pause, began)
+        run = _number(value[8])
+        view = View(_number(value[0]), members, _number(value[2]), _bytes(value[3]), joining, asked, mesh, pause, run)
         if (members and not view.workers) or list(members) != sorted(set(members)):
             raise ValueError("members that are not sorted or all learn")
         if len(members) > MEMBERS_MAX or view.epoch < 1:

@@ -1,6 +1,6 @@
 """The tape of one member: a line of JSON for each view that it entered and each step that it committed.
 
-    {"tape": 1, "job": "llm", "member": "desk-1", "incarnation": 4711, "step": 0, "digest": "00..."}
+    {"tape": 1, "job": "llm", "run": 4711, "member": "desk-1", "incarnation": 4711, "step": 0, "digest": "00..."}
     {"at_s": 1790000000.1, "view": 1, "members": [["desk-1", 4711]], "joining": [], "base_step": 0, "digest": "00..."}
     {"at_s": 1790000004.2, "commit": 1, "epoch": 1, "digest": "5d..."}
     {"at_s": 1790000009.3, "out": 1}
@@ -90,7 +90,8 @@ class Tape:
 
     def _begin(self, state: State) -> None:
         me, where = state.me, {"step": state.committed, "digest": state.digest.hex()}
-        self._write({"tape": VERSION, "job": self._job, "member": me.name, "incarnation": me.incarnation, **where})
+        who = {"run": state.view.run, "member": me.name, "incarnation": me.incarnation}
+        self._write({"tape": VERSION, "job": self._job, **who, **where})
 
     def _line(self, what: dict[str, object]) -> None:
         self._write({"at_s": round(time.time(), 3), **what})

@@ -10,6 +10,8 @@ What has to hold, and is looked at:
   the digest with which that was committed.
 - Who commits in a view is one of its members.
 
+All of that holds for the members of one run: a job may begin anew, and steps count from 0 then.
+
 Who learns (`joining`) begins with a state in place of a step, and may hear of the next view late.
 """
 
@@ -53,10 +55,12 @@ class TapedCommit:
 
 @dataclass
 class TapeFile:
-    """What one file says. `step` is the last one that its member had committed before it began."""
+    """What one file says. `step` is the last one that its member had committed before it began; `run` tells apart jobs
+    of one name, and one from what it was before it began anew."""
 
     path: str
     job: str
+    run: int
     member: Member
     step: int
     entries: list[TapedView | TapedCommit] = field(default_factory=list)
@@ -68,12 +72,14 @@ class Verdict:
 
     Args:
         members: of whom there are tapes.
+        runs: how many there are: after a new beginning steps count from 0 again, and agree among themselves alone.
         first_step, last_step: of all commits; 0 where there is none.
         commits, views: how many different ones.
         findings: what is wrong, in words; () where all commits agree and form one chain.
     """
 
     members: tuple[Member, ...]
+    runs: int
     first_step: int
     last_step: int
     commits: int
@@ -100,6 +106,23 @@ def check(tapes: Sequence[TapeFile]) -> Verdict:
     jobs = sorted({one.job for one in tapes})
     if len(jobs) > 1:
         raise ConfigurationError("FILES", ", ".join(jobs), "these tapes are of several jobs; name those of one")
+    runs: dict[int, list[TapeFile]] = {}
+    for one in tapes:
+        runs.setdefault(one.run, []).append(one)
+    found = [_check_run(some) for some in runs.values()] or [_check_run(())]
+    stepped = [one for one in found if one.commits] or found
+    return Verdict(
+        members=tuple(sorted({one.member for one in tapes})),
+        runs=len(runs),
+        first_step=min(one.first_step for one in stepped),
+        last_step=max(one.last_step for one in stepped),
+        commits=sum(one.commits for one in found),
+        views=sum(one.views for one in found),
+        findings=tuple(finding for one in found for finding in one.findings)[:FINDINGS_MAX],
+    )
+
+
+def _check_run(tapes: Sequence[TapeFile]) -> Verdict:
     findings: list[str] = []
     for one in tapes:
         findings += _in_order(one)
@@ -122,6 +145,7 @@ def check(tapes: Sequence[TapeFile]) -> Verdict:
     findings += _chain(tapes, commits, {epoch: next(iter(found)) for epoch, found in views.items()})
     return Verdict(
         members=tuple(sorted({one.member for one in tapes})),
+        runs=1,
         first_step=min(commits, default=0),
         last_step=max(commits, default=0),
         commits=len(commits),
@@ -189,7 +213,8 @@ def _read(path: Path) -> TapeFile:
                     if fields["tape"] != VERSION:
                         raise ValueError(f"version {fields['tape']} is not known here")
                     member = Member(str(fields["member"]), int(fields["incarnation"]))
-                    tape = TapeFile(str(path), str(fields["job"]), member, int(fields["step"]))
+                    run = int(fields.get("run", 0))  # of a tape from before there were runs
+                    tape = TapeFile(str(path), str(fields["job"]), run, member, int(fields["step"]))
                 elif "commit" in fields or "holds" in fields:
                     received = "holds" in fields
                     step = int(fields["holds" if received else "commit"])

@@ -9,6 +9,8 @@ from transport.volatile.protocol.admission import (
     DOUBT_S,
     HOLE_S,
     LOOK_S,
+    READ_BACK_MAX,
+    READ_MAX,
     SILENT_S,
     Admission,
     LetIn,
@@ -160,6 +162,15 @@ def test_those_behind_a_request_that_was_never_written_are_seen_and_it_is_not_wa
     first.look()
     assert first.admission.to_read(first.view, 2) == []
     assert first.admission.asked == 2
+
+
+def test_of_many_old_requests_the_newest_are_read_some_at_a_time() -> None:
+    first, read = First(), list[int]()
+    while numbers := first.admission.to_read(first.view, 10_000):
+        assert len(numbers) <= READ_MAX
+        first.admission.hear(dict.fromkeys(numbers, (C, True)), first.view, 0.0)
+        read += numbers
+    assert read == list(range(10_001 - READ_BACK_MAX, 10_001))
 
 
 def test_a_request_that_is_written_late_is_heard() -> None:

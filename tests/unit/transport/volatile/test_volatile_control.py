@@ -35,6 +35,9 @@ class TwoMeshes:
     def give_up_plan(self) -> None:
         pass
 
+    def forget_replaced(self) -> None:
+        pass
+
 
 @pytest.mark.parametrize("goes_on", [True, False])
 def test_who_learns_looks_for_the_next_view_before_it_gives_all_others_up(goes_on: bool) -> None:

@@ -25,6 +25,7 @@ class Stand:
             newest=SimpleNamespace(number=2),
             present=SimpleNamespace(number=1, lost=lambda: self.lost),
             give_up_plan=lambda: None,
+            forget_replaced=lambda: None,
         )
         self.enter(View(1, (A, B, LEARNER), 0, bytes(DIGEST_BYTES), (LEARNER,)))
 

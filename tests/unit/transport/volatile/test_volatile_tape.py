@@ -81,7 +81,22 @@ def folder(tmp_path: Path) -> Path:
 
 def test_members_that_agree_are_one_chain(folder: Path) -> None:
     found = verdict(folder)
-    assert found == tape_check.Verdict((A, B, C), 1, 5, 5, 2, ())
+    assert found == tape_check.Verdict((A, B, C), 1, 1, 5, 5, 2, ())
+
+
+def test_a_job_that_began_anew_is_two_chains(folder: Path) -> None:
+    for path in folder.glob("[bc].*.jsonl"):
+        path.unlink()
+    (path,) = folder.glob("a.*.jsonl")
+    first, *lines = (json.loads(line) for line in path.read_text().splitlines())
+    anew = [{**line, **({"digest": "ab" * 16} if "commit" in line else {})} for line in lines if "view" not in line]
+    begins = {**first, "run": 4712, "incarnation": 5}
+    view = {**next(line for line in lines if "view" in line), "members": [["a", 5]]}
+    folder.joinpath("a.5.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in (begins, view, *({**one, "epoch": 1} for one in anew)))
+    )
+    found = verdict(folder)
+    assert (found.runs, found.commits, found.findings) == (2, 10, ())
 
 
 def change(folder: Path, name: str, wanted: Callable[[dict[str, Any]], bool], to: dict[str, Any] | None) -> None:
