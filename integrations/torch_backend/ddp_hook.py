@@ -8,6 +8,7 @@ the same bits.
 """
 # Without `from __future__ import annotations`: torch compares the hook's annotations with its types.
 
+import contextlib
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch._C._distributed_c10d import GradBucket
 
 import transport
 from hive_qos.errors import MisuseError
+from integrations.torch_backend.backend import DEVICES
 from integrations.torch_backend.collectives import Collectives
 from transport.collectives.calls import Compression
 from transport.collectives.codecs import Codec
@@ -35,11 +37,9 @@ class CompressedGradients:
 
     def __init__(self, compression: str, process_group: dist.ProcessGroup | None = None) -> None:
         group = dist.group.WORLD if process_group is None else process_group
-        backend = None if group is None else group._get_backend(torch.device("cpu"))
-        collectives = getattr(backend, "collectives", None)
-        if not isinstance(collectives, Collectives):
-            raise MisuseError("compressed gradients need a process group of hive")
-        self._collectives = collectives
+        if group is None:
+            raise MisuseError("compressed gradients need a process group of hive, and there is none")
+        self._backend = _backend_of(group)
         self._codec = Codec.named(compression)
         self._kept = ErrorFeedback()
 
@@ -48,10 +48,21 @@ class CompressedGradients:
         # DDP forms its buckets anew after the first step: what they owe goes with the parameters, not with a number.
         key = tuple(parameter.data_ptr() for parameter in bucket.parameters())
         compression = Compression(self._codec, self._kept, key)
-        work = self._collectives.allreduce([bucket.buffer()], transport.ReduceOp.MEAN, compression=compression)
+        collectives: Collectives = self._backend.collectives  # of now: its ranks may change
+        work = collectives.allreduce([bucket.buffer()], transport.ReduceOp.MEAN, compression=compression)
         future: Any = work.get_future()
         mean: torch.futures.Future[torch.Tensor] = future.then(lambda ended: ended.value()[0])
         return mean
+
+
+def _backend_of(group: dist.ProcessGroup) -> Any:
+    """Hive's in a process group, which may have others for other devices."""
+    for device in DEVICES:
+        with contextlib.suppress(RuntimeError):  # there is none for that device
+            backend = group._get_backend(device)
+            if hasattr(backend, "collectives"):
+                return backend
+    raise MisuseError("compressed gradients need a process group of hive")
 
 
 def compressed_allreduce(state: CompressedGradients, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -138,9 +138,14 @@ def settings_for(store: Store, *, world_size: int) -> Settings:
 
 
 def _all_are_here(store: Store, *, world_size: int, environment: Mapping[str, str]) -> bool:
-    """Whether that is known: by torchrun's LOCAL_WORLD_SIZE, or a store in this process."""
-    local = environment.get("LOCAL_WORLD_SIZE", "")
-    return isinstance(_base(store), HashStore) or (local.isascii() and local.isdigit() and int(local) >= world_size)
+    """Whether that is known: by torchrun, which says how many ranks the job has and how many this host, or by a store
+    in this process."""
+    local, job = (_number(environment.get(name, "")) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
+    return isinstance(_base(store), HashStore) or local >= max(world_size, job)
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def _base(store: Store) -> Any:

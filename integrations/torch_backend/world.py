@@ -37,6 +37,7 @@ class World:
         self.users = 0
         self.process = os.getpid()
         self._parent = parent
+        self._lent: dict[str, int] = {}
 
     def global_ranks(self, group: transport.Group, ranks: Sequence[int]) -> list[int]:
         """Torch's global ranks of some ranks of a lent group."""
@@ -63,6 +64,9 @@ class World:
             if tuple(ranks) == self.ranks and name == self.group.name:
                 return self.group
             members = [self.ranks.index(rank) for rank in ranks]
+            count = self._lent[name] = self._lent.get(name, 0) + 1
+            if count > 1:  # torch 2.13 names a group after its ranks and how many groups there are
+                name = group_name_of(f"{name}#{count}")
             if self._parent is not None:  # torch counts groups from 0 again, and late messages carry the former names
                 name = group_name_of(f"{self.group.name}/{name}")
             try:
@@ -78,7 +82,8 @@ class World:
         with _lock:
             self.users -= 1
             last = self.users == 0
-            if last and self in _worlds:
+            # What its own members all do. Subgroups on it, which not all know of, go on.
+            if (last or group is self.group) and self in _worlds:
                 _worlds.remove(self)
         if group is not self.group:
             group.close(timeout_s=timeout_s)
@@ -97,7 +102,8 @@ _lock = threading.RLock()  # a signal's handler may make or destroy a group in t
 def world_for(options: Any, *, ranks: tuple[int, ...], name: str, timeout_s: float) -> World:
     """The connections for a new process group: those that exist, where they reach all its ranks, or new ones.
 
-    Every member decides the same, because all of them have made and destroyed the same groups before.
+    Every member decides the same: those that exist are for new groups until the group that connected them is destroyed,
+    which all of their ranks do.
 
     Args:
         options: torch's `_DistributedBackendOptions`.

@@ -35,11 +35,11 @@ def test_a_group_goes_on_without_a_killed_process_and_takes_a_new_one(results: R
         assert before["supported"] is True
         assert str(before["before"]).startswith("[misuse] the process group is not connected")
         assert three == {"place": number, "size": 3, "total": 111.0}
-        assert mean == {"gradient": 2.0}
+        assert mean == {"gradient": 2.0, "compressed": 2.0}
         assert str(lost["lost"]).startswith("[connection-lost]")
         assert "rank 1" in str(lost["lost"])
         assert two == {"place": 1 - number // 2, "size": 2, "total": 101.0}
-        assert mean_of_two == {"gradient": 1.5}
+        assert mean_of_two == {"gradient": 1.5, "compressed": 1.5}
         assert again["total"] == 1101.0
     for number, place in ((0, 0), (2, 1), (3, 2)):
         *_, all_there, pair = [*reports(results, "killed_and_replaced", number), *([{}] if number == 3 else [])]

@@ -16,11 +16,12 @@ import transport
 from hive_qos.errors import CancelledError, ConnectionLostError, MisuseError, TimedOutError
 from integrations.torch_backend import collectives as collectives_module
 from integrations.torch_backend import operations, staging
+from integrations.torch_backend import world as world_module
 from integrations.torch_backend.collectives import Collectives
 from integrations.torch_backend.gpu import GPUS
 from integrations.torch_backend.options import GroupOptions
 from integrations.torch_backend.staging import Staged
-from integrations.torch_backend.world import World, group_name_of
+from integrations.torch_backend.world import World, group_name_of, world_for
 from transport.collectives.calls import Call, CallContext, Compression
 from transport.collectives.codecs import Codec
 from transport.collectives.error_feedback import ErrorFeedback
@@ -248,6 +249,28 @@ def test_connections_close_with_the_last_group_on_them(group: FakeGroup) -> None
     assert group.closed == 0
     world.give_back(part)
     assert (group.children[0].closed, group.closed) == (1, 1)
+
+
+def test_a_name_that_torch_gives_again_is_another_group(group: FakeGroup) -> None:
+    world = World(group, ranks=(0, 1))  # type: ignore[arg-type]
+    for _ in range(3):
+        world.give_back(world.lend("hash", (1,), timeout_s=1))
+    assert [one.name for one in group.children] == ["hash", "hash#2", "hash#3"]
+
+
+def test_a_group_that_is_made_anew_connects_anew_although_others_still_use_its_connections(
+    group: FakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its members do not all know of those others, and have to do the same."""
+    connected = [World(group, ranks=(0, 1, 2))]  # type: ignore[arg-type]
+    monkeypatch.setattr(world_module, "_worlds", connected)
+    (world,) = connected
+    whole, part = world.lend("0", (0, 1, 2), timeout_s=1), world.lend("1", (0, 1), timeout_s=1)
+    assert world_for(None, ranks=(0, 1), name="2", timeout_s=1) is world
+    world.give_back(whole)
+    assert (connected, group.closed) == ([], 0)
+    world.give_back(part)
+    assert group.closed == 1
 
 
 def test_a_forked_child_leaves_the_connections_alone(group: FakeGroup, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,20 +149,21 @@ def test_a_store_in_memory_says_nothing_of_ranks_that_may_come_from_other_hosts(
         ({"LOCAL_WORLD_SIZE": "1"}, ""),
         ({}, ""),
         ({"LOCAL_WORLD_SIZE": "2"}, "127.0.0.1"),
+        ({"LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "4"}, ""),
         ({"LOCAL_WORLD_SIZE": "1", "HIVE_LISTEN": "10.0.0.7"}, "10.0.0.7"),
         ({"LOCAL_WORLD_SIZE": "2", "HIVE_INTERFACE": "eth1"}, ""),
     ],
-    ids=["several-hosts", "unknown", "one-host", "chosen", "chosen-interface"],
+    ids=["several-hosts", "unknown", "one-host", "two-of-a-larger-job", "chosen", "chosen-interface"],
 )
 def test_ranks_of_several_hosts_listen_at_all_their_addresses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], listen: str
 ) -> None:
-    for name in ("HIVE_LISTEN", "HIVE_INTERFACE", "LOCAL_WORLD_SIZE", "MASTER_ADDR"):
+    for name in ("HIVE_LISTEN", "HIVE_INTERFACE", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(store_rendezvous, "_route", lambda target, family: "10.0.0.9")
     store = PrefixStore("0", FileStore(str(tmp_path / "store"), 2))
     assert settings_for(store, world_size=2).listen == listen
-    all_here = environment.get("LOCAL_WORLD_SIZE") == "2"
+    all_here = environment.get("LOCAL_WORLD_SIZE") == "2" and "WORLD_SIZE" not in environment
     assert StoreRendezvous(store, rank=0, world_size=2).host == ("127.0.0.1" if all_here else "10.0.0.9")

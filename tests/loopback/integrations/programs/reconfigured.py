@@ -20,6 +20,8 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parent))
 from ranks import connect, report
 
+from integrations.torch_backend.ddp_hook import CompressedGradients, compressed_allreduce
+
 api: Any = dist
 """torch still keeps the names of this interface to itself."""
 
@@ -78,17 +80,20 @@ def killed_and_replaced(rank: int, size: int) -> None:
     member = Member(rank, size)
     if rank != 3:
         report(before=error_of(member.total), supported=api._supports_reconfigure())
+        compressed = CompressedGradients("int8")
         member.form(1, (0, 1, 2))
         report(place=dist.get_rank(), size=dist.get_world_size(), total=member.total())
         model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
-        report(gradient=gradient(model))
+        hooked = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+        hooked.register_comm_hook(compressed, compressed_allreduce)
+        report(gradient=gradient(model), compressed=gradient(hooked))
         member.meet("killing", (0, 1, 2))
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         report(lost=error_of(member.total))
         member.form(2, (2, 0))
         report(place=dist.get_rank(), size=dist.get_world_size(), total=member.total())
-        report(gradient=gradient(model))
+        report(gradient=gradient(model), compressed=gradient(hooked))
     member.form(3, (0, 2, 3))
     objects: list[object] = [None] * 3
     dist.all_gather_object(objects, rank)
