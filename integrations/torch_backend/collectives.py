@@ -282,7 +282,7 @@ class Collectives(Operations):
             [calls.barrier(self.group.site)],
             result=[],
             timeout_s=timeout_s,
-            also=list(self._running),
+            also=[one for one in list(self._running) if not one.calls_back],
             priority=transport.Priority.CONTROL,
         )
 

@@ -97,6 +97,8 @@ class HiveWork(dist.Work):
         self._threads = threads
         self._finish = finish
         self._process = os.getpid()
+        self.calls_back = False
+        """Its tensors are done, and it ends when the callbacks of its future have: they must not wait for it."""
         self._ended = End()
         self._outcome = Outcome(self.tensors)
         self._parts: tuple[transport.Work, ...] = ()
@@ -232,6 +234,7 @@ class HiveWork(dist.Work):
             except Exception as error:  # noqa: BLE001 - a copy to a GPU that failed, or a mistake: whoever waits is told
                 outcome.error = error
         self._finish = None  # it holds the staging memory
+        self.calls_back = True
         self._complete_future()
         self._ended.set()
 

@@ -31,6 +31,8 @@ def asynchronous_work_has_wait_future_and_result(rank: int, size: int) -> None:
         same(work.result()[0], tensors[i])
     chained = dist.all_reduce(data(rank, 3), async_op=True).get_future().then(lambda done: done.value()[0] * 10)
     same(chained.wait(), everybody(size, 3).sum(0) * 10)
+    met = dist.all_reduce(data(rank, 3), async_op=True).get_future().then(lambda _: dist.barrier())
+    met.wait()
     # As the PowerSGD hook does: a callback that starts the next collective and waits for it.
     nested = [
         dist.all_reduce(data(rank, 3, seed=i), async_op=True)
