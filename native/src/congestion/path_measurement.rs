@@ -124,13 +124,26 @@ impl PathMeasurement {
         self.restart.store(true, Ordering::SeqCst);
     }
 
+    /// The first path, or another one than before, of which nothing is known.
+    fn begin_path(&self, window: u64) {
+        self.lock().begin_path(window);
+        self.rate.forget();
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         locked(&self.state)
     }
 }
 
+impl DeliveryRate {
+    fn forget(&self) {
+        self.bytes_per_s.store(0, Ordering::Relaxed);
+        self.limited.store(true, Ordering::Relaxed);
+        self.used.store(false, Ordering::Relaxed);
+    }
+}
+
 impl State {
-    /// The first path, or another one than before.
     fn begin_path(&mut self, window: u64) {
         self.base = MinRtt::default();
         self.told.window = window;
@@ -179,7 +192,7 @@ impl Observed {
         self.inner = self.factory.clone().build(now, self.mtu);
         self.began = now;
         self.acks.rtt_s = None;
-        self.measure.lock().begin_path(self.inner.metrics().congestion_window);
+        self.measure.begin_path(self.inner.metrics().congestion_window);
     }
 }
 
@@ -193,7 +206,7 @@ pub struct ObservedFactory {
 impl ControllerFactory for ObservedFactory {
     fn build(self: Arc<Self>, now: Instant, current_mtu: u16) -> Box<dyn Controller> {
         let inner = self.inner.clone().build(now, current_mtu);
-        self.measure.lock().begin_path(inner.metrics().congestion_window);
+        self.measure.begin_path(inner.metrics().congestion_window);
         Box::new(Observed {
             inner,
             measure: self.measure.clone(),
@@ -326,6 +339,23 @@ mod tests {
             controller.on_end_acks(now, controller.window() / 2 - 1, false, Some(0));
             assert_eq!(controller.unused(), !fills_window);
         }
+    }
+
+    #[test]
+    fn of_another_path_no_rate_is_known() {
+        let measure = PathMeasurement::new();
+        measure.rate.bytes_per_s.store(1 << 30, Ordering::Relaxed);
+        measure.rate.limited.store(false, Ordering::Relaxed);
+        measure.rate.used.store(true, Ordering::Relaxed);
+        let factory = ObservedFactory {
+            inner: Arc::new(CubicConfig::default()),
+            measure: measure.clone(),
+            fills_window: true,
+        };
+        Arc::new(factory).build(Instant::now(), 1200);
+        assert_eq!(measure.rate.bytes_per_s.load(Ordering::Relaxed), 0);
+        assert!(measure.rate.limited.load(Ordering::Relaxed));
+        assert!(!measure.rate.used.load(Ordering::Relaxed));
     }
 
     #[test]

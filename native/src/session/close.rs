@@ -58,6 +58,7 @@ impl PeerSession {
     pub fn close(&self, code: u64, failure: Failure) {
         let reason = failure.reason().unwrap_or_default().to_owned();
         self.note_failure(failure);
+        self.unwanted.notify_one(); // where it still shakes hands
         self.say_close(code, &reason);
     }
 

@@ -68,6 +68,9 @@ impl PeerSession {
                 self.lock().heard_at = Instant::now();
                 memory_sharing::keep_tokens(&self, &connection);
                 let connection = self.connection.get_or_init(|| connection);
+                if self.closing() || self.registry.over() {
+                    connection.close(VarInt::from_u32(Code::NoError as u32), b""); // nobody could before
+                }
                 self.context.events.push(Event::Chain {
                     connection: self.number,
                     certificates: connection.peer_chain().iter().map(|one| one.to_vec()).collect(),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use quinn_proto::{ClientConfig, ServerConfig, TransportConfig};
+use quinn_proto::{ClientConfig, ServerConfig, TransportConfig, VarInt};
 
 use super::context::Registry;
 use super::engine::Engine;
@@ -24,6 +24,7 @@ use crate::runtime::locks::locked;
 use crate::runtime::supervision;
 use crate::runtime::thread::Thread;
 use crate::udp::socket::Socket;
+use crate::wire::Code;
 
 // Of first packets: the rule and its reasons are in `transport/engine/admission.py`.
 const HALF_OPEN_MAX: usize = 256;
@@ -219,7 +220,13 @@ fn begin(engine: &Arc<Engine>, served: &ServedEndpoint, dialled: Dialled, proved
         measure,
     };
     let session = PeerSession::new(engine.context.clone(), engine.clone(), setup);
-    locked(&engine.sessions).insert(number, session.clone());
+    {
+        let mut sessions = locked(&engine.sessions); // as in `connect`
+        if engine.over() {
+            return connection.close(VarInt::from_u32(Code::NoError as u32), b"");
+        }
+        sessions.insert(number, session.clone());
+    }
     engine.context.events.push(Event::Accepted {
         connection: number,
         endpoint: served.number,
