@@ -14,12 +14,14 @@ its parameters on top of what it receives, and is part of the next snapshot: not
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -129,7 +131,7 @@ class AsyncDiLoCo(GlobalAlgorithm):
         self._thread = self._merging = None
 
     def _alike(self) -> dict[str, Any]:
-        averaged = sum(one.numel() for one in self._averaged)
+        averaged = [number for number, one in enumerate(self.parameters) if one in self._averaged]
         return {**super()._alike(), "embeddings": averaged, "compression": self.compression}
 
     def _under_way(self) -> Future[None] | None:
@@ -279,6 +281,6 @@ class AsyncDiLoCo(GlobalAlgorithm):
         self._lock.notify_all()
 
     def _steps_per_s(self) -> float:
-        """Of the last steps, also where training rests: it may go on at any moment."""
-        times_s = list(self._times_s)
-        return (len(times_s) - 1) / max(times_s[-1] - times_s[0], 1e-9)
+        """Of the last steps; a rest between two of them, as for an evaluation, is no slow step."""
+        took_s = [after - before for before, after in pairwise(list(self._times_s))]
+        return 1.0 / max(statistics.median(took_s), 1e-9) if took_s else 0.0

@@ -7,6 +7,7 @@ members change just then, or it only follows, it counts in none.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -39,10 +40,19 @@ class PartialMean(Algorithm):
     ) -> None:
         super().__init__(parameters)
         self._optimizer = optimizer
+        self._steps = False
+        """The optimiser has begun a step, and not ended it."""
+        optimizer.register_step_pre_hook(lambda *_: self._stepping(begins=True))
+        optimizer.register_step_post_hook(lambda *_: self._stepping(begins=False))
         self.compression, self.quorum = compression, quorum
         self._all = Fragment(self.parameters)
         self._due: torch.Tensor | None = None
         """The mean of a step that the others have made, and that the optimiser here is about to."""
+
+    def _stepping(self, *, begins: bool) -> None:
+        self._steps = begins
+        if not begins:
+            self._due = None
 
     def _before(self) -> None:
         own = self._all.read_gradients()
@@ -59,11 +69,10 @@ class PartialMean(Algorithm):
             if made_up is not None:
                 self._make_due_step()
                 self.last, self._due = made_up, None if made_up.applied else own
-        due, self._due = self._due, None
-        if due is None:  # this member was left out, and holds the others' state: the optimizer finds nothing to do
+        if self._due is None:  # this member was left out, and holds the others' state: nothing to do for the optimizer
             self._all.clear_gradients()
         else:
-            self._all.write_gradients(due)
+            self._all.write_gradients(self._due)
 
     def _make_due_step(self) -> None:
         if self._due is not None:
@@ -81,8 +90,19 @@ class PartialMean(Algorithm):
         self._all.clear_gradients()  # a caller's next ones would be added to them
 
     def _interrupted(self) -> None:
-        """The others make a step that this member was about to make."""
-        self._group.lose_state("a step that is committed was not made here: its block raised an error")
+        """The others make a step that this member was about to make: it makes it all the same.
+
+        Where the optimiser itself raised, nobody knows how far it came.
+        """
+        if not self._steps:
+            with contextlib.suppress(Exception):
+                self._make_due_step()
+                return
+        self._steps, self._due = False, None
+        self._group.lose_state("a committed step was not made here: the optimizer raised an error")
+
+    def _after(self, tokens: int) -> None:
+        self._due = None  # where the caller has left it out
 
     def state_dict(self) -> dict[str, Any]:
         """See `Algorithm`. It has the optimiser's state, which all members share, on the host."""

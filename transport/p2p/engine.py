@@ -308,6 +308,8 @@ class P2PEngine:
 
     def _send_void(self, op: P2POp, rank: int, number: int, *, inline: bool) -> None:
         """Say that a message will not come, so that its receiver does not wait for it."""
+        if inline and op.payload is not None:
+            self._inline_sent[op.group, rank] -= op.payload.data.nbytes
         if self._endpoint.closing or self._endpoint.peers.error(rank) is not None:
             return
         void = describe(VOID)

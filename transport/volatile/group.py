@@ -309,9 +309,9 @@ class VolatileGroup:
     def lose_state(self, reason: str) -> None:
         """Say that this process does not hold what the others hold any more: it joins again with its next call.
 
-        Raises: nothing. Where nobody else is in the group there is nothing to differ from.
+        Where nobody else works there is nothing to differ from.
         """
-        if len(self.view.members) > 1:
+        if len(self.view.workers) > 1:
             self._control.fail(EvictedError(reason))
 
     def stepped(self, gradient_bytes: int) -> None:

@@ -424,7 +424,8 @@ def test_weights_that_are_loaded_before_a_member_joins_are_what_it_begins_with(
         assert torch.equal(flat(network), expected)
 
 
-def test_a_member_whose_step_was_interrupted_takes_the_others_state_and_goes_on_alike() -> None:
+@pytest.mark.parametrize("raises", ["one's block", "each block", "one's optimizer"])
+def test_a_step_that_is_committed_is_made_although_its_block_raises(raises: str) -> None:
     networks, where, ended = [model() for _ in range(2)], register(), threading.Event()
     seen: list[dict[int, torch.Tensor]] = [{} for _ in range(2)]
 
@@ -434,19 +435,28 @@ def test_a_member_whose_step_was_interrupted_takes_the_others_state_and_goes_on_
         algorithm = PartialMean(network.parameters(), optimizer=inner)
         with algorithm.join(where, name=f"member-{rank}", settings=SETTINGS) as group:
 
-            def step() -> None:
-                step_once(network, inner, algorithm)
+            def step(*, error: type[BaseException] | None = None) -> None:
+                learn(network, inner, 7)
+                with algorithm.step():
+                    if error is not None:
+                        raise error
+                    inner.step()
                 seen[rank][group.step] = flat(network)
 
             wait_until(lambda: len(group.view.workers) == 2 or step(), pause_s=0.02)
             for _ in range(3):
                 step()
+            if rank == 1 and raises == "one's optimizer":
+                broken = inner.register_step_pre_hook(lambda *_: exec("raise MemoryError"))
+                with pytest.raises(MemoryError):
+                    step()
+                broken.remove()
+            elif rank == 1 or raises == "each block":
+                with pytest.raises(MemoryError):
+                    step(error=MemoryError)
             if rank == 0:
                 step_until(ended, step, pause_s=0.05)
                 return
-            learn(network, inner, 7)
-            with pytest.raises(MemoryError), algorithm.step():
-                raise MemoryError
             enough = len(seen[1]) + 4
             wait_until(lambda: len(seen[1]) >= enough or step())
             ended.set()

@@ -83,16 +83,15 @@ def test_what_comes_too_late_for_an_async_merge_is_in_a_later_one() -> None:
     assert not any(any(one._steps) for one in algorithms)  # all that was learned is merged
 
 
-def test_merges_go_on_after_a_pause_and_take_what_is_learned_then_at_once() -> None:
+def test_a_rest_between_two_steps_is_no_slow_step_and_merged_snapshots_are_let_go() -> None:
     network = model()
     algorithm = AsyncDiLoCo(network.parameters(), every=8, fragments=2)
     inner = sgd(network)
     with algorithm.join(register(), name="alone", settings=SETTINGS) as group:
-        for _ in range(20):
-            step_once(network, inner, algorithm)
-            time.sleep(0.01)
-        time.sleep(3.0)  # as for an evaluation
-        before, began_s = group.step, time.monotonic()
-        wait_until(lambda: group.step > before + 1 or step_once(network, inner, algorithm))
-        assert time.monotonic() - began_s < 1.0  # it was four steps' time ago that the last one came
+        assert algorithm._steps_per_s() == 0.0
+        wait_until(lambda: group.step > 4 or step_once(network, inner, algorithm), pause_s=0.01)
         assert len(algorithm._snapshots) <= 2
+        for rest_s in (0.0, 60.0):  # as for an evaluation, behind which one step was made
+            algorithm._times_s.clear()
+            algorithm._times_s.extend([*(0.5 * number for number in range(10)), 4.5 + rest_s, 5.0 + rest_s])
+            assert algorithm._steps_per_s() == 2.0

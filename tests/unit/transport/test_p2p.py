@@ -362,6 +362,18 @@ def test_small_messages_that_nobody_takes_are_bounded_and_later_ones_wait_for_th
         assert stored(world) == 0
 
 
+def test_messages_that_are_given_up_before_they_leave_count_for_nothing(make_world):
+    world = make_world(2)
+    world.groups[0].send(np.zeros(10, "u1"), 1).wait(30)
+    world.network.hold("rank-0", "rank-1")
+    for send in [world.groups[0].send(np.zeros(INLINE_BYTES, "u1"), 1, timeout_s=0.1) for _ in range(3)]:
+        with pytest.raises(TimedOutError):
+            send.wait(30)
+    world.network.release("rank-0", "rank-1")
+    settle(world)
+    assert world.groups[0]._runtime._p2p._inline_sent == {("w", 1): 10}
+
+
 def test_a_sender_whose_messages_are_taken_waits_for_no_receive(make_world):
     world, content = make_world(2), np.zeros(INLINE_BYTES, "u1")
     for _ in range(4 * UNTAKEN_BYTES_MAX // INLINE_BYTES):

@@ -110,7 +110,8 @@ class FirstWorker:
         links = self._agreement.links
         if self._agreement.state.wish.mesh not in (links.present.number, links.newest.number):
             self._agreement.apply(commit.disconnected)  # others were made instead, which not all have yet
-        if self._agreement.state.phase is not Phase.FROZEN:  # else it has said that the next view may work on these
+        # Who is frozen, or learns, has said that the next view may work on these.
+        if self._agreement.state.phase is not Phase.FROZEN and self._agreement.member not in self._view.joining:
             links.forget_replaced()
         state = self._agreement.state
         need = {self._agreement.member, *self._view.joining} - links.present.lost()
