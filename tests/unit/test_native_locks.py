@@ -1,4 +1,4 @@
-"""The fuzzers are built with the crates that the engine is built with: `make fuzz` refuses a lock file that lacks one."""
+"""The fuzzers are built with the engine's crates: `make fuzz` refuses a lock file that lacks one."""
 
 import tomllib
 from pathlib import Path
