@@ -21,7 +21,7 @@ import torch
 from broker_support import Running
 from documents import DOCS, fences_of
 from patience import LIMIT_S, wait_until
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import TCPStore
 
 import transport
 from hive_qos.errors import ConnectionLostError
@@ -122,15 +122,16 @@ def test_the_error_handler_of_the_page_saves_when_a_rank_is_lost() -> None:
 
 
 def test_the_loop_over_members_that_come_and_go_meets_after_a_hundred_steps(alone: None) -> None:
-    model = torch.nn.Linear(8, 1)
+    model, served = torch.nn.Linear(8, 1), TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     names: dict[str, Any] = {
         "model": model,
-        "store": HashStore(),
         "loss": torch.nn.functional.mse_loss,
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
         "batches": [(torch.ones(4, 8), torch.zeros(4, 1))] * 100,
     }
-    exec(shown("train.md", "from integrations.volatile import"), names)
+    text, address = shown("train.md", "from integrations.volatile import"), '"10.0.0.1:29500"'
+    assert address in text
+    exec(text.replace(address, f'"127.0.0.1:{served.port}"'), names)
     assert names["algorithm"].last.step == 1
 
 

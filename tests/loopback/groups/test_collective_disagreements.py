@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -26,6 +27,8 @@ SETTINGS = Settings(listen="127.0.0.1", broker="off", job_secret=b"secret of the
 LARGE = 20_000
 TOGETHER = 16
 """Pairs of calls that run at once: most wait for half a second until one rank asks another."""
+TOLD_S = 0.1
+"""A message that came too late for its operation is told of a moment later (20 ms, and the pace of a busy machine)."""
 Begin = Callable[[Group], Work]
 
 
@@ -135,6 +138,7 @@ def outcomes(group: Group, calls: list[tuple[Begin, Begin, tuple[int, ...]]], al
     for work, sub in zip(works, groups, strict=True):
         try:
             work.wait()
+            time.sleep(TOLD_S)
             for _ in range(LATE_STEPS // 2):
                 sub.barrier().wait()
             found.append("none")

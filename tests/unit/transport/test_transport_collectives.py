@@ -48,6 +48,8 @@ def naive(inputs: list[np.ndarray], op: ReduceOp) -> np.ndarray:
             total = function(total, values.astype(wide))
     if op is ReduceOp.MEAN and inputs[0].dtype.name in INTEGERS:
         total = np.array([math.trunc(Fraction(int(one), len(inputs))) for one in total])
+    elif op is ReduceOp.MEAN and total.dtype.kind == "c":
+        total = total.real / total.real.dtype.type(len(inputs)) + 1j * (total.imag / total.imag.dtype.type(len(inputs)))
     elif op is ReduceOp.MEAN:
         total = total / total.dtype.type(len(inputs))
     return np.asarray(total).astype(inputs[0].dtype)
