@@ -1,8 +1,10 @@
-"""Whether what a caller passes can be what it is to be: asked before anything begins, whose errors would come later."""
+"""What callers pass, held against what it has to be before anything begins: else an error comes later, elsewhere."""
 
 from __future__ import annotations
 
 import math
+
+from hive_qos.errors import MisuseError
 
 
 def is_index(value: object, size: int) -> bool:
@@ -10,6 +12,13 @@ def is_index(value: object, size: int) -> bool:
     return hasattr(value, "__index__") and 0 <= value.__index__() < size
 
 
-def is_seconds(value: object) -> bool:
-    """Whether it is a time that passes: a number from 0, not NaN. Infinity is one."""
-    return isinstance(value, int | float) and not math.isnan(value) and value >= 0
+def check_rank(rank: object, *, group: str, size: int) -> None:
+    """Raises: MisuseError: it is no rank of a group of that size."""
+    if not is_index(rank, size):
+        raise MisuseError(f"group {group} has ranks 0 to {size - 1}, not {rank!r}")
+
+
+def check_seconds(name: str, value: object) -> None:
+    """Raises: MisuseError: it is no time that passes: a number from 0, also infinity, and not NaN."""
+    if not (isinstance(value, int | float) and not math.isnan(value) and value >= 0):
+        raise MisuseError(f"{name} is {value!r}: it is a number of seconds, at least 0")

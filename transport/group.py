@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from hive_qos.errors import MisuseError
-from transport.arguments import is_index, is_seconds
+from transport.arguments import check_rank, check_seconds, is_index
 from transport.bootstrap.rendezvous import Rendezvous
 from transport.collectives import calls
 from transport.collectives.codecs import Codec
@@ -99,8 +99,8 @@ class Group:
             raise MisuseError(
                 f"rendezvous is {rendezvous!r:.80}: make a TcpRendezvous or a FileRendezvous of an address"
             )
-        _seconds("timeout_s", timeout_s)
-        _seconds("connect_timeout_s", connect_timeout_s)
+        check_seconds("timeout_s", timeout_s)
+        check_seconds("connect_timeout_s", connect_timeout_s)
         runtime = Runtime.connect(
             rendezvous,
             rank=rank,
@@ -498,21 +498,17 @@ class Group:
         await asyncio.to_thread(self.close)
 
     def _peer(self, rank: int) -> int:
-        if not is_index(rank, self.size):
-            raise MisuseError(f"group {self.name} has ranks 0 to {self.size - 1}, not {rank!r}")
+        check_rank(rank, group=self.name, size=self.size)
         return self._ranks[rank]
 
     def _timeout_s(self, timeout_s: float | None) -> float:
-        return self.timeout_s if timeout_s is None else _seconds("timeout_s", timeout_s)
+        if timeout_s is None:
+            return self.timeout_s
+        check_seconds("timeout_s", timeout_s)
+        return timeout_s
 
     def _start(self, call: calls.Call, timeout_s: float | None, priority: Priority) -> Work:
         return self.start([call], timeout_s=timeout_s, priority=priority)[0]
-
-
-def _seconds(name: str, value: float) -> float:
-    if not is_seconds(value):
-        raise MisuseError(f"{name} is {value!r}: it is a number of seconds, at least 0")
-    return value
 
 
 def _checked(priority: Priority) -> Priority:

@@ -8,6 +8,7 @@ Errors are `HiveError`s here; `c10d_methods` makes them torch's as well.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -69,15 +70,10 @@ class Collectives(Operations):
         """The group's, for a tensor that is known by its memory as long as that lives, as DDP's buckets are."""
         if not self.options.compression:
             return None
-        key = (tensor.data_ptr(), tensor.numel(), op)
+        weakly: Any = StorageWeakRef  # torch has no types for it
+        key = (weakly(tensor.untyped_storage()), tensor.storage_offset(), tensor.numel(), op)
         compression = self.group.compression(self.options.compression, key)
-        owner = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-        known = self.owners.get(key)
-        if known is None or known != owner:  # another tensor may have been there
-            for one in [one for one, of in self.owners.items() if one == key or of.expired()]:  # type: ignore[no-untyped-call]
-                compression.kept.drop(one)
-                del self.owners[one]
-            self.owners[key] = owner
+        compression.kept.drop(lambda one: one[0].expired())
         return compression
 
     def sparse_allreduce(

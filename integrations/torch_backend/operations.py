@@ -12,12 +12,11 @@ import itertools
 import logging
 import os
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Self
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 import transport
 from hive_qos.errors import CancelledError, HiveError, MisuseError, TimedOutError
@@ -70,8 +69,6 @@ class Operations:
         self.timeout_s = timeout_s
         self.options = options
         self.abort_hooks: dict[int, Callable[[], None]] = {}
-        self.owners: dict[Hashable, StorageWeakRef] = {}
-        """Of memory by which residuals of compression are known, the storage that has it."""
         self.sequence = 0
         self.on_close: list[Callable[[], None]] = []
         self._order = FirstInFirstOut(_threads)

@@ -11,6 +11,7 @@ from typing import TypeVar
 from torch._C._distributed_c10d import Store, TCPStore
 
 from hive_qos.errors import ConfigurationError, MisuseError, RegisterLostError
+from transport.bootstrap.rendezvous import host_and_port
 from transport.settings import Settings
 from transport.volatile.register.register import Register
 
@@ -83,7 +84,7 @@ def torch_register(store: Store | str, *, settings: Settings | None = None) -> R
     """
     settings = settings or Settings.from_environment()
     if isinstance(store, str):
-        store = _client(*_host_and_port(store))
+        store = _client(*host_and_port("register", store))
     if not isinstance(store, Store):
         raise MisuseError(f'a register is made of a torch store or of its "host:port", not of {store!r:.80}')
     return Register(TorchStore(store), job=settings.job, secret=settings.job_secret)
@@ -95,18 +96,11 @@ def serve_register(address: str) -> TCPStore:
     Raises:
         ConfigurationError: that is no address, or its port is taken.
     """
-    host, port = _host_and_port(address)
+    host, port = host_and_port("register", address)
     try:
         return TCPStore(host, port, is_master=True, wait_for_workers=False)
     except RuntimeError as error:
         raise ConfigurationError("register", address, f"it cannot be served: {_first_line(error)}") from error
-
-
-def _host_and_port(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-        raise ConfigurationError("register", address, 'write "host:port" or "[IPv6 address]:port"')
-    return host.strip("[]"), int(port)
 
 
 def _client(host: str, port: int) -> TCPStore:

@@ -166,6 +166,22 @@ _REQUEST = struct.Struct(f"!cHI{TOKEN_BYTES}s")
 _ANSWER = struct.Struct("!cI")
 
 
+def host_and_port(key: str, address: str, *, host: str = "", port_min: int = 1) -> tuple[str, int]:
+    """Read "host:port" or "[IPv6 address]:port".
+
+    Args:
+        key: what the address is of, for errors.
+        host: of an address without one; "" demands one.
+
+    Raises:
+        ConfigurationError: it is not of that form.
+    """
+    name, _, port = address.rpartition(":")
+    if not (name or host) or not (port.isascii() and port.isdigit() and port_min <= int(port) < 65536):
+        raise ConfigurationError(key, address, 'write "host:port" or "[IPv6 address]:port"')
+    return name.strip("[]") or host, int(port)
+
+
 class TcpRendezvous:
     """A store that rank 0 serves over TCP, and the others reach at the same host and port.
 
@@ -181,11 +197,7 @@ class TcpRendezvous:
     """
 
     def __init__(self, address: str, *, serve: bool) -> None:
-        host, _, port = address.rpartition(":")
-        if not (port.isascii() and port.isdigit() and (not serve) <= int(port) < 65536):
-            raise ConfigurationError("rendezvous", address, 'write "host:port" or "[IPv6 address]:port"')
-        self.host = host.strip("[]") or "127.0.0.1"
-        self.port = int(port)
+        self.host, self.port = host_and_port("rendezvous", address, host="127.0.0.1", port_min=0 if serve else 1)
         self._reached = False
         self._refused_since_s: float | None = None
         self._token = os.urandom(TOKEN_BYTES)

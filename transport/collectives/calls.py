@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hive_qos.errors import MisuseError
-from transport.arguments import is_index
+from transport.arguments import check_rank
 from transport.collectives.codecs import Codec
 from transport.collectives.error_feedback import ErrorFeedback
 from transport.collectives.kernels import check
@@ -138,7 +138,7 @@ def allreduce(context: CallContext, tensor: object, op: ReduceOp, compression: C
 
 
 def broadcast(context: CallContext, tensor: object, root: int) -> Call:
-    _check_root(context, root)
+    check_rank(root, group=context.group, size=context.size)
     view = TensorView.of(tensor, writable=context.rank != root)
     words = f"broadcast from {root} of {view.elems} {view.dtype}"
     return _call(
@@ -155,7 +155,7 @@ def broadcast(context: CallContext, tensor: object, root: int) -> Call:
 def reduce(
     context: CallContext, tensor: object, root: int, op: ReduceOp, compression: Compression | None = None
 ) -> Call:
-    _check_root(context, root)
+    check_rank(root, group=context.group, size=context.size)
     view = TensorView.of(tensor, writable=context.rank == root)
     check(view.dtype, op)
     words = f"reduce {op.value} to {root} of {view.elems} {view.dtype}"
@@ -190,7 +190,7 @@ def all_gather(context: CallContext, outputs: object, tensor: object, compressio
 
 
 def gather(context: CallContext, outputs: object, tensor: object, root: int) -> Call:
-    _check_root(context, root)
+    check_rank(root, group=context.group, size=context.size)
     source = TensorView.of(tensor, writable=False)
     targets, results = _parts_of_root(context, outputs, root, like=source, writable=True)
     sources = [source if rank == root else _nothing(source.dtype) for rank in range(context.size)]
@@ -199,7 +199,7 @@ def gather(context: CallContext, outputs: object, tensor: object, root: int) -> 
 
 
 def scatter(context: CallContext, output: object, inputs: object, root: int) -> Call:
-    _check_root(context, root)
+    check_rank(root, group=context.group, size=context.size)
     target = TensorView.of(output, writable=True)
     sources, _ = _parts_of_root(context, inputs, root, like=target, writable=False)
     targets = [target if rank == root else _nothing(target.dtype) for rank in range(context.size)]
@@ -342,8 +342,3 @@ def _sizes(elems: Sequence[int]) -> str:
 
 def _nothing(dtype: str) -> TensorView:
     return TensorView(memoryview(bytearray()), dtype=dtype, shape=(0,))
-
-
-def _check_root(context: CallContext, root: int) -> None:
-    if not is_index(root, context.size):
-        raise MisuseError(f"group {context.group} has ranks 0 to {context.size - 1}, not {root!r}")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable
-from typing import TypeAlias
+from collections.abc import Callable, Hashable
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -35,9 +35,11 @@ class ErrorFeedback:
             self._kept_bytes -= 0 if kept is None else kept.nbytes
         return kept if kept is not None and len(kept) == elems else np.zeros(elems, dtype=np.float32)
 
-    def drop(self, key: Hashable) -> None:
-        """The tensor is no more."""
-        self.take(key, 0)
+    def drop(self, is_gone: Callable[[Any], bool]) -> None:
+        """Keep nothing of tensors that are no more, by what the caller calls them."""
+        with self._lock:
+            for key in [one for one in self._kept if is_gone(one)]:
+                self._kept_bytes -= self._kept.pop(key).nbytes
 
     def keep(self, key: Hashable, residual: Residual) -> None:
         """Its operation has ended well."""

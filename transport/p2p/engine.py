@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from hive_qos.errors import CancelledError, ConnectionLostError, HiveError, PeerError, TimedOutError, TransportError
 from transport.engine.base import Buffer, Priority, Received
@@ -39,6 +39,16 @@ UNTAKEN_BYTES_MAX, TAKEN_BYTES = 8 * 2**20, 2**20
 were. Without that bound they would fill the store that all else goes through."""
 TAG_MAX = 2**40 - 1
 REFUSAL_BYTES_MAX = 512
+
+
+@dataclass
+class _Inline:
+    """Bytes in heads, with a rank in a group: sent, of these taken by its word; taken here, and said to be."""
+
+    sent: int = 0
+    gone: int = 0
+    taken: int = 0
+    said: int = 0
 
 
 class P2PEngine:
@@ -70,11 +80,7 @@ class P2PEngine:
         self._unexpected: set[tuple[int, MatchKey]] = set()
         self._asked: set[tuple[int, MatchKey]] = set()
         self._eager_bytes: dict[int, int] = {}
-        # Cumulative bytes in heads, by group and rank: sent, said to be taken there, taken here, and said to be.
-        self._inline_sent: dict[tuple[str, int], int] = {}
-        self._inline_gone: dict[tuple[str, int], int] = {}
-        self._inline_taken: dict[tuple[str, int], int] = {}
-        self._inline_said: dict[tuple[str, int], int] = {}
+        self._inline: dict[tuple[str, int], _Inline] = {}  # by group and rank
 
     def send(self, op: P2POp, rank: int, view: TensorView, *, priority: Priority, order: int) -> None:
         """Send a view to a rank."""
@@ -129,9 +135,9 @@ class P2PEngine:
 
     def taken(self, rank: int, group: str, total: int) -> None:
         """What a rank says that it has taken of a group's payloads in heads, since its first one."""
-        key = (group, rank)
-        if key in self._inline_sent:
-            self._inline_gone[key] = max(self._inline_gone.get(key, 0), min(total, self._inline_sent[key]))
+        inline = self._inline.get((group, rank))
+        if inline is not None:
+            inline.gone = max(inline.gone, min(total, inline.sent))
 
     def gone(self) -> None:
         """Some rank is gone: those who take from anybody fail when nobody is left in their group."""
@@ -196,27 +202,26 @@ class P2PEngine:
         for parts in (self._unexpected, self._asked):
             parts -= {part for part in parts if part[1].group == wire}
         self._any_source.forget(group)
-        for counts in (self._inline_sent, self._inline_gone, self._inline_taken, self._inline_said):
-            for key in [one for one in counts if one[0] == group]:
-                del counts[key]
+        for key in [one for one in self._inline if one[0] == group]:
+            del self._inline[key]
 
     def _goes_inline(self, group: str, rank: int, size: int) -> bool:
         """Whether a payload goes with its head; counts it, if so."""
-        key = (group, rank)
-        total = self._inline_sent.get(key, 0) + size
-        if size > INLINE_BYTES or total - self._inline_gone.get(key, 0) > UNTAKEN_BYTES_MAX:
+        inline = self._inline.setdefault((group, rank), _Inline())
+        if size > INLINE_BYTES or inline.sent + size - inline.gone > UNTAKEN_BYTES_MAX:
             return False
-        self._inline_sent[key] = total
+        inline.sent += size
         return True
 
     def _count_taken(self, rank: int, header: Header) -> None:
         """Of the payload in a head that nobody holds any more; say so, now and then."""
-        key = (header.group.removesuffix(GROUP_SUFFIX), rank)
-        total = self._inline_taken[key] = self._inline_taken.get(key, 0) + header.length
-        said = total - self._inline_said.get(key, 0) < TAKEN_BYTES
-        if not (said or self._endpoint.closing or self._endpoint.peers.error(rank)):
-            self._inline_said[key] = total
-            self._endpoint.control(rank, {"op": "taken", "group": key[0], "bytes": total})
+        group = header.group.removesuffix(GROUP_SUFFIX)
+        inline = self._inline.setdefault((group, rank), _Inline())
+        inline.taken += header.length
+        if inline.taken - inline.said < TAKEN_BYTES or self._endpoint.closing or self._endpoint.peers.error(rank):
+            return
+        inline.said = inline.taken
+        self._endpoint.control(rank, {"op": "taken", "group": group, "bytes": inline.taken})
 
     def _send_part(
         self, op: P2POp, rank: int, header: Header, payload: Buffer, *, priority: Priority, order: tuple[int, int]
@@ -309,7 +314,7 @@ class P2PEngine:
     def _send_void(self, op: P2POp, rank: int, number: int, *, inline: bool) -> None:
         """Say that a message will not come, so that its receiver does not wait for it."""
         if inline and op.payload is not None:
-            self._inline_sent[op.group, rank] -= op.payload.data.nbytes
+            self._inline[op.group, rank].sent -= op.payload.data.nbytes
         if self._endpoint.closing or self._endpoint.peers.error(rank) is not None:
             return
         void = describe(VOID)

@@ -439,8 +439,8 @@ def test_who_stops_to_wait_for_the_others_leaves_no_rank_that_they_could_connect
         (lambda group, x: group.allreduce(x, priority=3), "priority is 3"),
         (lambda group, _: group.subgroup([0, "1"]), "distinct ranks below 2"),
         (lambda group, _: group.subgroup([0, 1], name=5), "a group's name has"),
-        (lambda *_: Group.connect("host:1", rank=0, world_size=1, settings=LOCAL), "rendezvous is 'host:1'"),  # type: ignore[arg-type]
-        (lambda *_: Group.connect(MemoryRendezvous(), rank="0", world_size=1, settings=LOCAL), "rank is '0'"),  # type: ignore[arg-type]
+        (lambda *_: Group.connect("host:1", rank=0, world_size=1, settings=LOCAL), "rendezvous is 'host:1'"),  # type: ignore[arg-type]  # the point
+        (lambda *_: Group.connect(MemoryRendezvous(), rank="0", world_size=1, settings=LOCAL), "rank is '0'"),  # type: ignore[arg-type]  # the point
     ],
 )
 def test_an_argument_of_a_wrong_type_is_refused_and_the_group_goes_on(

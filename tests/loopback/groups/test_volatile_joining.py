@@ -261,7 +261,7 @@ def test_connections_that_come_to_stand_while_a_view_is_written_do_not_replace_t
         if both:
             asked.set()
             assert writing.wait(60.0)
-        mesh: Mesh = connect.__func__(cls, register, number, some, *rest, **named)  # type: ignore[attr-defined]
+        mesh: Mesh = connect.__func__(cls, register, number, some, *rest, **named)  # type: ignore[attr-defined]  # a classmethod
         standing[0] += both
         return mesh
 
@@ -287,10 +287,9 @@ def test_connections_that_come_to_stand_while_a_view_is_written_do_not_replace_t
     def all_work() -> bool:
         for one in everybody:
             one.allow()
-        time.sleep(0.05)
         return works(members[0], "a", "b", "c", "x", "y")
 
-    until(all_work)
+    wait_until(all_work, limit_s=60.0, pause_s=0.05)
     until(lambda: all(one.group is not None for one in everybody))
     assert writing.is_set()
     for one in everybody:

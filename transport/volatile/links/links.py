@@ -55,8 +55,7 @@ class Links:
         self._heard, self._on_loss = heard, on_loss
         self._lock = threading.Lock()
         self._present: Mesh | None = None
-        self._beside: Mesh | None = None
-        self._replaced: Mesh | None = None
+        self._beside: list[Mesh] = []  # the newest last, and the one before
         self._plan: Plan | None = None
         self._closed = False
         self._tags = itertools.count()
@@ -70,7 +69,7 @@ class Links:
     @property
     def newest(self) -> Mesh:
         """The one beside it, where that stands; else the same."""
-        return self._beside or self.present
+        return self._beside[-1] if self._beside else self.present
 
     @property
     def plan(self) -> Plan | None:
@@ -95,7 +94,7 @@ class Links:
     def give_up_plan(self) -> None:
         """Take no connections that do not stand yet."""
         with self._lock:
-            if self._plan is not None and self._plan.number > (self._beside or self.present).number:
+            if self._plan is not None and self._plan.number > self.newest.number:
                 self._plan = None
 
     def switch(self, number: int) -> bool:
@@ -103,28 +102,26 @@ class Links:
         with self._lock:
             if self._present is not None and self._present.number == number:
                 return True
-            found = next((one for one in (self._beside, self._replaced) if one and one.number == number), None)
-            if found is None:
+            place = next((place for place, one in enumerate(self._beside) if one.number == number), None)
+            if place is None:
                 return False
-            left = [self._present, *((self._replaced,) if found is self._beside else ())]
-            if found is self._beside:
-                self._beside = None
-            self._present, self._replaced = found, None
+            left = [self._present, *self._beside[:place]]
+            self._present, self._beside = self._beside[place], self._beside[place + 1 :]
         for one in left:
             if one is not None:
                 one.close_soon()
         return True
 
     def forget_replaced(self) -> None:
-        """No view will name the connections before those beside."""
+        """No view will name connections beside but the newest."""
         with self._lock:
-            replaced, self._replaced = self._replaced, None
-        if replaced is not None:
-            replaced.close_soon()
+            left, self._beside = self._beside[:-1], self._beside[-1:]
+        for one in left:
+            one.close_soon()
 
     def reach(self, members: Iterable[Member]) -> bool:
         """Whether any of those is there, over the connections that were made last."""
-        mesh = self._beside
+        mesh = self._beside[-1] if self._beside else None
         return mesh is not None and bool(set(members) & set(mesh.members) - mesh.lost() - {self._me})
 
     def mail(self, to: Member, message: Mail) -> Work | None:
@@ -149,8 +146,8 @@ class Links:
         """Leave all of them. Idempotent."""
         with self._lock:
             self._closed = True
-            meshes = [one for one in (self._present, self._beside, self._replaced) if one is not None]
-            self._beside = self._replaced = None
+            meshes = [one for one in (self._present, *self._beside) if one is not None]
+            self._beside = []
         for one in meshes:
             one.close()
 
@@ -173,15 +170,14 @@ class Links:
             return
         with self._lock:
             kept = self._plan is plan and not self._closed
-            left = self._replaced if kept else mesh
-            if kept:
-                self._replaced, self._beside = self._beside, mesh
+            made = [*self._beside, mesh] if kept else self._beside
+            left, self._beside = [*made[:-2], *(() if kept else (mesh,))], made[-2:]
         if kept:
             self._heard(self._me, Connected(plan.number))
         for one in plan.members - {self._me} if kept else ():
             mesh.mail(one, messages.encode(Connected(plan.number)))
-        if left is not None:
-            left.close()
+        for one in left:
+            one.close()
 
     def _mailed(self, mesh: Mesh, sender: Member, data: bytes) -> None:
         """In the transport's thread."""
@@ -196,7 +192,7 @@ class Links:
             mesh.reply(sender, message.tag, self._shelf.answer(message))
 
     def _mesh_of(self, member: Member) -> Mesh | None:
-        meshes = (self._present, self._beside)
+        meshes = (self._present, *self._beside[-1:])
         return next((one for one in meshes if one is not None and member in one.members), None)
 
     def _question(self, mesh: Mesh, member: Member, step: int, index: int | None) -> Work:

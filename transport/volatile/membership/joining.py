@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hive_qos.errors import EvictedError, TimedOutError
 from transport.volatile.links.links import Links
@@ -80,19 +80,10 @@ class Newcomer:
 
     def _begin(self, ended: View | None) -> View:
         """Try to be the first member, of a job that begins or has nobody any more; the view in force then."""
-        if ended is None:
-            first = View(1, (self.member,), 0, bytes(DIGEST_BYTES), run=self.member.incarnation)
-            return self.register.advance(first, None)
-        mesh = self.register.plan_mesh(ended.epoch + 1, [self.member])
-        first = View(
-            ended.epoch + 1,
-            (self.member,),
-            0,
-            bytes(DIGEST_BYTES),
-            asked=ended.asked,
-            mesh=mesh,
-            run=self.member.incarnation,
-        )
+        first = View(1, (self.member,), 0, bytes(DIGEST_BYTES), run=self.member.incarnation)
+        if ended is not None:
+            mesh = self.register.plan_mesh(ended.epoch + 1, [self.member])
+            first = replace(first, epoch=ended.epoch + 1, asked=ended.asked, mesh=mesh)
         return self.register.advance(first, ended)
 
     def _be_admitted(self, view: View, give_up_s: float, timeout_s: float) -> View | None:
