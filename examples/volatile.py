@@ -4,8 +4,8 @@
     python examples/volatile.py --store 10.0.0.1:29500 --name desk-1    # a member, on any machine
     python examples/volatile.py --store 10.0.0.1:29500 --name desk-2
 
-Training begins when there are two. Set HIVE_JOB_SECRET to the same secret for all of them. Ctrl-C lets a member leave;
-the others go on.
+Training begins when there are two. Set HIVE_JOB_SECRET to the same secret for all of them. Ctrl-C and SIGTERM
+let a member leave; the others go on.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ def train(store: str, name: str, *, members: int, meetings: int) -> None:
     torch.seed()  # each member has data of its own
     algorithm = DiLoCo(model.parameters(), every=20)
     with algorithm.join(torch_register(store), name=name, members_min=members) as group:
+        group.leave_on(signal.SIGTERM)
         print(f"{name} has joined after meeting {group.step}: {len(group.view.members)} of {members}", flush=True)
         while group.step < meetings:
             inputs = torch.randn(32, 64)

@@ -10,3 +10,4 @@ from integrations.volatile.site import Site as Site
 from integrations.volatile.streaming import StreamingDiLoCo as StreamingDiLoCo
 from integrations.volatile.torch_store import serve_register as serve_register
 from integrations.volatile.torch_store import torch_register as torch_register
+from transport.volatile.group import VolatileGroup as VolatileGroup

@@ -74,9 +74,20 @@ class A2CiD2(Algorithm):
 
     def _send(self) -> None:
         approach(self._all, self._ahead, self._pace)
-        own = self._all.read()
+        own = self._finite()
         assert self._thread is not None
         self._flight = (own, self._thread.submit(self._pairs.exchange, own, is_new=self._is_new))
+
+    def _finite(self) -> torch.Tensor:
+        """This member's parameters. One NaN would be all members' after a round of exchanges.
+
+        Raises:
+            MisuseError: they hold NaN or infinity.
+        """
+        own = self._all.read()
+        if not torch.isfinite(own).all():
+            raise MisuseError("the parameters hold NaN or infinity: nothing of them was sent")
+        return own
 
     def _receive(self) -> None:
         assert self._flight is not None
@@ -100,7 +111,7 @@ class A2CiD2(Algorithm):
         if self._flight is not None:
             self._receive()
         assert self._thread is not None
-        mean = self._thread.submit(self._pairs.average, self._all.read(), is_new=self._is_new).result()
+        mean = self._thread.submit(self._pairs.average, self._finite(), is_new=self._is_new).result()
         self._all.write(mean)
         self._ahead.zero_()
         self._is_new = False

@@ -114,7 +114,8 @@ class PartialMean(Algorithm):
 
     def _alike(self) -> dict[str, Any]:
         optimizer = type(self._optimizer).__name__
-        return {**super()._alike(), "optimizer": optimizer, "compression": self.compression}
+        own = {"optimizer": optimizer, "compression": self.compression, "torch": torch.__version__.partition("+")[0]}
+        return {**super()._alike(), **own}  # another torch's optimizer may compute other bits of the same gradients
 
     def _take_shared_state(self, state: Mapping[str, Any]) -> None:
         if "parameters" not in state or state["parameters"].shape != (self._all.elems,):

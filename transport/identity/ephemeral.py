@@ -21,7 +21,7 @@ from transport.identity.credentials import Credentials
 from transport.identity.names import check_node_name, der_of
 
 EPHEMERAL_DAYS = 365
-"""Longer than jobs run; the pin dies with the rendezvous, not with the certificate."""
+"""As a certificate has to say something: its pin dies with the rendezvous, and nobody asks for its dates."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class EphemeralIdentity:
     pin: bytes
 
 
-def ephemeral_identity(node: str, *, role: str = "job", days: float = EPHEMERAL_DAYS) -> EphemeralIdentity:
+def ephemeral_identity(node: str, *, role: str = "job") -> EphemeralIdentity:
     """Make a self-signed certificate that nobody trusts until its pin is known. The key exists in memory alone.
 
     Raises:
@@ -43,7 +43,7 @@ def ephemeral_identity(node: str, *, role: str = "job", days: float = EPHEMERAL_
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, node)])
     certificate = (
-        certificate_builder(subject=name, issuer=name, public_key=key.public_key(), days=days)
+        certificate_builder(subject=name, issuer=name, public_key=key.public_key(), days=EPHEMERAL_DAYS)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(key_usage(ca=False), critical=True)
         .add_extension(both_usages(), critical=False)

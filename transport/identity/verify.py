@@ -1,7 +1,8 @@
 """Whether a peer is who it should be: its certificate against a cluster's CA or against pins.
 
 Possession of the key was proved by the TLS handshake before; here only the certificate is judged. The order of checks
-decides which code a peer is refused with: missing, expired, untrusted, revoked, role, job, name.
+decides which code a peer is refused with: missing, expired, untrusted, revoked, role, job, name. A pin names one
+certificate, so its dates say nothing more: hosts whose clocks are years apart train together.
 """
 
 from __future__ import annotations
@@ -59,17 +60,10 @@ def verify_peer(
 def _judged(
     chain: Sequence[x509.Certificate], trust: Trust, *, now: datetime.datetime, expected_peer: str | None
 ) -> VerifiedPeer:
-    leaf = chain[0]
-    begin, end = leaf.not_valid_before_utc, leaf.not_valid_after_utc
-    if not begin <= now <= end:
-        what = "is not valid yet" if now < begin else "has ended"
-        clock = "; a clock is wrong, here or where it was issued" if now < begin else ""
-        raise WireError(
-            WireCode.CERTIFICATE_EXPIRED,
-            f"its certificate {what}: it is valid from {begin:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M}, "
-            f"and here it is {now:%Y-%m-%d %H:%M} UTC{clock}",
-        )
-    peer = _pinned(leaf, trust) or _certified(chain, trust, now=now)
+    peer = _pinned(chain[0], trust)
+    if peer is None:
+        _check_dates(chain[0], now)
+        peer = _certified(chain, trust, now=now)
     if not peer.pinned and not peer.roles & trust.roles:
         roles = ", ".join(sorted(peer.roles)) or "none"
         raise WireError(WireCode.ROLE_REFUSED, f"{peer.name} has role {roles}, needed is {' or '.join(trust.roles)}")
@@ -79,6 +73,18 @@ def _judged(
     if expected_peer is not None and peer.name != expected_peer:
         raise WireError(WireCode.PEER_UNEXPECTED, f"{expected_peer} was dialled and {peer.name} answered")
     return peer
+
+
+def _check_dates(leaf: x509.Certificate, now: datetime.datetime) -> None:
+    begin, end = leaf.not_valid_before_utc, leaf.not_valid_after_utc
+    if not begin <= now <= end:
+        what = "is not valid yet" if now < begin else "has ended"
+        clock = "; a clock is wrong, here or where it was issued" if now < begin else ""
+        raise WireError(
+            WireCode.CERTIFICATE_EXPIRED,
+            f"its certificate {what}: it is valid from {begin:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M}, "
+            f"and here it is {now:%Y-%m-%d %H:%M} UTC{clock}",
+        )
 
 
 def _pinned(leaf: x509.Certificate, trust: Trust) -> VerifiedPeer | None:

@@ -476,3 +476,79 @@ def test_fragments_of_other_parameters_and_of_equal_sizes_are_told_apart() -> No
 
     assert described((0, 2), (1, 3)) != described((0, 1), (2, 3))
     assert described((0, 2), (1, 3)) == described((0, 2), (1, 3), rate=1.0)
+
+
+ALL = pytest.mark.parametrize(
+    "make",
+    [
+        lambda network, inner: DiLoCo(network.parameters(), every=1),
+        lambda network, inner: StreamingDiLoCo(network.parameters(), every=2, fragments=2, overlap=1),
+        lambda network, inner: AsyncDiLoCo(network.parameters(), every=2, fragments=2),
+        lambda network, inner: A2CiD2(network.parameters()),
+        lambda network, inner: PartialMean(network.parameters(), optimizer=inner),
+    ],
+    ids=["DiLoCo", "StreamingDiLoCo", "AsyncDiLoCo", "A2CiD2", "PartialMean"],
+)
+
+
+@ALL
+def test_who_joins_with_weights_of_another_seed_trains_on_from_the_others(make: Callable[..., Algorithm]) -> None:
+    where, begun, ended = register(), threading.Event(), threading.Event()
+    networks = [model(), model()]
+    with torch.no_grad():
+        for one in networks[1].parameters():
+            one.add_(100.0)  # as far from the others' as can be told
+
+    def run(rank: int) -> None:
+        network = networks[rank]
+        inner = torch.optim.SGD(network.parameters(), lr=0.0 if rank else 0.1)  # it would diverge
+        algorithm = make(network, inner)
+        with algorithm.join(where, name=f"member-{rank}", settings=SETTINGS) as group:
+            if rank == 0:
+                begun.set()
+                step_until(ended, lambda: step_once(network, inner, algorithm), pause_s=0.02)
+                return
+            wait_until(lambda: bool(flat(network).abs().max() < 10) or step_once(network, inner, algorithm))
+            wait_until(lambda: len(group.view.workers) == 2 or step_once(network, inner, algorithm))
+            ended.set()
+
+    def in_turn(rank: int) -> None:
+        assert rank == 0 or begun.wait(60.0)
+        run(rank)
+
+    in_threads(2, in_turn)
+    assert flat(networks[0]).abs().max() < 10, "the newcomer's values came into the model"
+
+
+@ALL
+def test_a_member_whose_weights_become_nan_ends_alone(make: Callable[..., Algorithm]) -> None:
+    where, ended = register(), threading.Event()
+    networks = [model(), model()]
+
+    def run(rank: int) -> None:
+        network = networks[rank]
+        inner = sgd(network)
+        algorithm = make(network, inner)
+        with algorithm.join(where, name=f"member-{rank}", settings=SETTINGS) as group:
+            if rank == 0:
+                step_until(ended, lambda: step_once(network, inner, algorithm), pause_s=0.02)
+                wait_until(lambda: len(group.view.members) == 1 or step_once(network, inner, algorithm))
+                for _ in range(4):
+                    step_once(network, inner, algorithm)
+                return
+            wait_until(lambda: len(group.view.workers) == 2 or step_once(network, inner, algorithm))
+            with torch.no_grad():
+                next(iter(network.parameters()))[0, 0] = torch.nan
+            wait_until(lambda: step_once(network, inner, algorithm), pause_s=0.02)
+
+    def guarded(rank: int) -> None:
+        if rank == 0:
+            return run(rank)
+        try:
+            with pytest.raises(MisuseError, match=r"nothing of (it|them) was sent"):
+                run(rank)
+        finally:
+            ended.set()
+
+    in_threads(2, guarded)
+    assert torch.isfinite(flat(networks[0])).all()

@@ -166,7 +166,7 @@ class Links:
         try:
             mesh = self._connected_to(plan.number, plan.members)
         except HiveError as error:
-            _log.info("mesh %d did not connect: %s", plan.number, error)
+            _log.warning("members could not all be connected, which is tried again: %s", error)
             return
         with self._lock:
             kept = self._plan is plan and not self._closed

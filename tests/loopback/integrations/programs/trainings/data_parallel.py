@@ -8,13 +8,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import (
+    debugging_hooks,
     default_hooks,
+    optimizer_overlap_hooks,
     post_localSGD_hook,
     powerSGD_hook,
+    quantization_hooks,
 )
 from torch.distributed.algorithms.join import Join
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
+from torch.distributed.optim.functional_sgd import _FunctionalSGD
 from torch.nn.parallel import DistributedDataParallel as DDP
 from trainings.register import batches, network, steps, training, values
 
@@ -122,6 +126,33 @@ def hook_bf16(rank: int, size: int) -> list[torch.Tensor]:
     return trained(network(), rank, hook=(None, default_hooks.bf16_compress_hook))
 
 
+@training(ranks=2)
+def hook_fp16_around_another(rank: int, size: int) -> list[torch.Tensor]:
+    return trained(network(), rank, hook=(None, default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook)))
+
+
+@training(ranks=2)
+def hook_bf16_around_another(rank: int, size: int) -> list[torch.Tensor]:
+    return trained(network(), rank, hook=(None, default_hooks.bf16_compress_wrapper(default_hooks.allreduce_hook)))
+
+
+@training(ranks=2)
+def hook_nothing(rank: int, size: int) -> list[torch.Tensor]:
+    return trained(network(), rank, hook=(None, debugging_hooks.noop_hook))
+
+
+@training(ranks=2)
+def hook_optimizer_overlap(rank: int, size: int) -> list[torch.Tensor]:
+    model = network()
+    state = optimizer_overlap_hooks._OptimizerHookState(_FunctionalSGD([], lr=0.1, _allow_empty_param_list=True))
+    ddp = DDP(model, bucket_cap_mb=0.01)
+    hook = optimizer_overlap_hooks._hook_then_optimizer(default_hooks.allreduce_hook, state)
+    ddp.register_comm_hook(None, hook)
+    for batch in batches(rank, 3):
+        ddp(batch).square().mean().backward()
+    return values(model)
+
+
 # In one bucket: the hook's later collectives begin as the earlier ones end, which is another order on every rank.
 
 
@@ -129,6 +160,20 @@ def hook_bf16(rank: int, size: int) -> list[torch.Tensor]:
 def hook_power_sgd(rank: int, size: int) -> list[torch.Tensor]:
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
     return trained(network(), rank, hook=(state, powerSGD_hook.powerSGD_hook), bucket_cap_mb=25)
+
+
+@training(ranks=2)
+def hook_quantized_by_tensor(rank: int, size: int) -> list[torch.Tensor]:
+    return trained(
+        network(), rank, hook=(dist.group.WORLD, quantization_hooks.quantization_pertensor_hook), bucket_cap_mb=25
+    )
+
+
+@training(ranks=2)
+def hook_quantized_by_channel(rank: int, size: int) -> list[torch.Tensor]:
+    return trained(
+        network(), rank, hook=(dist.group.WORLD, quantization_hooks.quantization_perchannel_hook), bucket_cap_mb=25
+    )
 
 
 @training(ranks=4)
