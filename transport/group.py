@@ -448,14 +448,17 @@ class Group:
         found = self._runtime.round_trips_s()
         return {rank: found[world] for rank, world in enumerate(self._ranks) if world in found}
 
-    def sent_bytes(self) -> dict[int, int]:
-        """What each living connection of the connected group has sent since it came up, by its number: bytes on the
-        wire and through shared memory, as of at most 100 ms ago.
+    def traffic_bytes(self) -> dict[int, tuple[int, int]]:
+        """What each living connection of the connected group has sent and received since it came up, by its number:
+        bytes on the wire and through shared memory, as of at most 100 ms ago.
 
         Raises:
             MisuseError: the group is closed.
         """
-        return {number: one.sent_bytes + one.shared_sent_bytes for number, one in self._runtime.statistics().items()}
+        return {
+            number: (one.sent_bytes + one.shared_sent_bytes, one.received_bytes + one.shared_received_bytes)
+            for number, one in self._runtime.statistics().items()
+        }
 
     def abort(self, reason: str = "aborted") -> None:
         """End everything under way in this group with `CancelledError`, here and, as soon as told, on the others.

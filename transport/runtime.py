@@ -31,7 +31,7 @@ from transport.collectives.agreements import Request
 from transport.collectives.algorithms.registry import check_name
 from transport.collectives.calls import Call, Heard
 from transport.collectives.in_flight import RETURN_S_MAX, InFlight
-from transport.collectives.membership import Memberships
+from transport.collectives.membership import Memberships, agreeing_group
 from transport.collectives.planning.link_rates import LinkRates, LinkReport, together
 from transport.control_messages import ControlMessages
 from transport.engine.base import ConnectionStatistics, Engine, Event, Priority
@@ -400,8 +400,11 @@ class Runtime:
         """What this rank says of itself, or of the whole group: each rank has so many seconds. From any thread but the
         loop's."""
         own = None if self._closed else self._survey.own(limit_s=limit_s)
+        if own is None and not whole:
+            return {"job": self._settings.job, "rank": self.rank, "id": self._id}
         if own is None:
-            return {"job": self._settings.job, "rank": self.rank, "silent": "its transport's thread does not answer"}
+            silent = [{"rank": self.rank, "why": "its transport's thread does not answer"}]
+            return {"job": self._settings.job, "asked": self.rank, "members": [], "silent": silent}
         if not whole:
             return dict(own)
         others = {one: str(peer.error.reason) if peer.error else "" for one, peer in self._endpoint.peers.peers.items()}
@@ -449,7 +452,7 @@ class Runtime:
         ranked = [(peers.rank_of(number), one) for number, one in self.statistics().items()]
         connections = [(rank, one) for rank, one in ranked if rank is not None]
         waits = [
-            {"what": what, "group": key[0], "number": key[1], "for": ranks[:RANKS_SHOWN_MAX], "since_s": round(s, 3)}
+            {"what": what, **self._calls_of(*key), "for": ranks[:RANKS_SHOWN_MAX], "since_s": round(s, 3)}
             for key, what, ranks, s in self._in_flight.waits()
         ]
         waits += [{"what": what, "for": [rank], "since_s": round(s, 3)} for what, rank, s in self._p2p.waits(now_s)]
@@ -472,6 +475,12 @@ class Runtime:
             ),
             **self.describe_more(),
         }
+
+    def _calls_of(self, group: str, number: int) -> dict[str, object]:
+        """Which call of which group an operation is of: others come to an agreement on links by the same call."""
+        user = self._groups.by_name.get(agreeing_group(group))
+        found = (group, number) if user is None else (agreeing_group(group), user.next_number - 1)
+        return dict(zip(("group", "number"), found, strict=True))
 
     def _events(self, events: Sequence[Event]) -> None:
         """From the engine's thread."""

@@ -70,10 +70,13 @@ class Follower:
         try:
             if now_s >= self._read_s:
                 self._read(now_s)
-            if self._limits:
-                self._limit(now_s)
             if self._backlog is not None:
                 self._problem = None
+        except ProgramError as problem:
+            self._problem, self._backlog = problem, None
+        try:  # also where it does not say what it has to do: a limit has to follow, or to go
+            if self._limits:
+                self._limit(now_s)
         except ProgramError as problem:
             self._problem, self._backlog = problem, None
             self._read_s = min(self._read_s, now_s + READ_S)
@@ -91,9 +94,11 @@ class Follower:
             self._log.error("storage-limit-left", program=self._program.name, error=str(problem))
 
     def _read(self, now_s: float) -> None:
-        self._backlog = self._adapter.read()
-        took_s = self._clock() - now_s
-        self._read_s = now_s + max(READ_S, took_s / READ_PART)
+        try:
+            self._backlog = self._adapter.read()
+        finally:
+            took_s = self._clock() - now_s
+            self._read_s = now_s + max(READ_S, took_s / READ_PART)
 
     def _limit(self, now_s: float) -> None:
         allowance = self._session.allowance

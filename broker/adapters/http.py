@@ -60,9 +60,8 @@ class ProgramHttp:
             ProgramError: nobody there, too slow, a refusal, a redirect or too much.
         """
         late = threading.Event()
-        connection = self._connection()
         try:
-            with closing(connection):
+            with closing(self._connection()) as connection:
                 connection.connect()
                 timer = threading.Timer(REQUEST_S_MAX, _cut, (connection.sock, late))
                 timer.daemon = True
@@ -107,7 +106,11 @@ class ProgramHttp:
         assert parts.hostname is not None  # the policy's check
         if parts.scheme == "http":
             return http.client.HTTPConnection(parts.hostname, parts.port, timeout=REQUEST_S_MAX)
-        context = ssl.create_default_context(cafile=self._program.ca_file)
+        try:
+            context = ssl.create_default_context(cafile=self._program.ca_file)
+        except (OSError, ValueError) as problem:
+            text = f"ca_file {self._program.ca_file} cannot be used: {getattr(problem, 'strerror', None) or problem}"
+            raise self._failed("refused", text) from problem
         return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=REQUEST_S_MAX, context=context)
 
     def _check(self, answer: http.client.HTTPResponse, data: bytes) -> None:

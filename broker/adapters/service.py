@@ -78,7 +78,7 @@ def restore_all(directory: Path) -> tuple[list[str], list[str]]:
             done.append(f"{record.program.name}: {restored or 'nothing of ours is there'}")
         except ProgramError as problem:
             failed.append(f"{record.program.name}: {problem.text}")
-        except HiveError as problem:
+        except (HiveError, OSError) as problem:
             failed.append(f"{record.program.name}: {problem}")
     return done, failed
 
@@ -117,7 +117,7 @@ def _retire(programs: Sequence[StorageProgram], directory: Path, log: Log) -> bo
         try:
             note = Limiter(program, adapter_of(program), directory).restore()
             log.info("storage-limit-restored", program=program.name, note=f"it is configured no longer; {note}")
-        except HiveError as problem:
+        except (HiveError, OSError) as problem:
             log.error("storage-limit-left", program=program.name, error=str(problem))
             left = True
     return left

@@ -35,11 +35,11 @@ def open_abandoned(state_directory: Path | None = None) -> str | None:
             roots = {name: index for name, index in found.items() if not is_ours(name)}
             if not roots:
                 return None
+            if claims():
+                return None  # a broker runs, or its watchdog
             names = ", ".join(sorted(roots))
             if os.geteuid() != 0:
                 return f"a broker that has ended may hold back traffic on {names}; `sudo hive-qos status` opens that"
-            if claims():
-                return None
             stop_redirecting(tc)
             journal = Journal(state_directory or _configured())
             changed = open_ceilings(tc, dict.fromkeys(roots.values()) | journalled_lines(journal))

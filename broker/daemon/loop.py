@@ -89,7 +89,6 @@ class Loop:
             authority=lambda: self._active_policy.authority,
             reclassify=lambda: parts.egress_trees.classify(at_once=True),
             settle=lambda: self._tick(between=True),
-            fail=lambda session: self._sessions.fail(session),
             log=given.log,
         )
         self._sessions = SessionServer(

@@ -209,12 +209,12 @@ class PeerChannel:
         if dialled is not None and dialled != address:
             self._asking.failed(dialled, now_s=now_s)
         run = event.hello.get(wire.HELLO_RUN)
-        if type(run) is not bytes or len(run) != wire.RUN_BYTES:
-            self._refuse(event.connection, address, WireCode.HELLO_INVALID, "its hello does not name its run", now_s)
+        if not isinstance(run, bytes) or len(run) != wire.RUN_BYTES:
+            self._turn_away(event, dialled, WireCode.HELLO_INVALID, "its hello does not name its run", now_s)
             return
         if not self._make_room(event.peer, now_s):
             reason = f"{CONNECTIONS_MAX} brokers are connected already"
-            self._refuse(event.connection, address, WireCode.TOO_MANY_CONNECTIONS, reason, now_s)
+            self._turn_away(event, dialled, WireCode.TOO_MANY_CONNECTIONS, reason, now_s)
             return
         connection = Connection(
             number=event.connection,
@@ -233,6 +233,13 @@ class PeerChannel:
         self._refusals.forget(address)
         self._reading.begin(event.peer, now_s=now_s)
         self._log.info("peer-connected", peer=event.peer, address=address, engine=connection.engine)
+
+    def _turn_away(self, event: ConnectionUp, dialled: str | None, code: WireCode, reason: str, now_s: float) -> None:
+        """Refuse a new connection. One that we dialled is dialled again, later where it will be refused again."""
+        self._refuse(event.connection, plain(event.remote[0]), code, reason, now_s)
+        if dialled is not None:
+            refused = reason if code is WireCode.HELLO_INVALID else ""
+            self._asking.failed(dialled, refused=refused, now_s=now_s)
 
     def _parted(self, event: ConnectionDown, now_s: float) -> None:
         connection = self._connections.get(event.connection)

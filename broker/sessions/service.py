@@ -66,7 +66,6 @@ class SessionService:
         reclassify: puts the rules on cgroups in force again, at once.
         settle: decides and applies, at once.
         allowance: what class storage is promised and may use now, over all interfaces.
-        fail: ends a session of which something went wrong just now, as `SessionServer.fail`.
 
     `urgent`: a burst began or ended since the last `answer`, so decide now, not at the next tick.
     """
@@ -88,11 +87,10 @@ class SessionService:
         authority: Callable[[], Authority],
         reclassify: Callable[[], object],
         settle: Callable[[], None],
-        fail: Callable[[Session], None],
         log: Log,
     ) -> None:
         self._authority, self._reclassify, self._is_foreign = authority, reclassify, is_foreign
-        self._settle, self._fail = settle, fail
+        self._settle = settle
         self._programs, self._allowance = programs, allowance
         self.urgent = False
         self._jobs = jobs

@@ -12,6 +12,7 @@ import json
 import os
 import socket
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -61,8 +62,9 @@ def sockets() -> Iterator[Path]:
     """All sockets of members that this user may ask: of root, those of everybody."""
     folders = {one for one in own_folders() if _is_own(one)}  # anybody may make one below /tmp
     if os.geteuid() == 0:
-        folders |= set(Path("/run/user").glob("/".join(("*", *_FOLDER))))
-        folders |= set(Path("/tmp").glob("hive-qos-*/" + _FOLDER[1]))
+        found = [(one.parents[1].name, one) for one in Path("/run/user").glob("/".join(("*", *_FOLDER)))]
+        found += [(one.parent.name.rpartition("-")[2], one) for one in Path("/tmp").glob("hive-qos-*/" + _FOLDER[1])]
+        folders |= {one for user, one in found if _are_of(user, one.parent, one)}
     for folder in sorted(folders):
         with contextlib.suppress(OSError):
             yield from sorted(one for one in folder.iterdir() if one.name.endswith(SUFFIX))
@@ -88,6 +90,7 @@ def ask(path: Path, *, whole: bool, limit_s: float = OWN_S) -> dict[str, Any]:
         OSError: nobody listens there (any more), or does not answer in time.
         PeerError: what answers is no member of a job.
     """
+    give_up_s = time.monotonic() + limit_s + OWN_S
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(limit_s + OWN_S)
         with reachable(path) as name:
@@ -98,6 +101,10 @@ def ask(path: Path, *, whole: bool, limit_s: float = OWN_S) -> dict[str, Any]:
             held += data
             if len(held) > ANSWER_BYTES_MAX:
                 raise PeerError(str(path), f"it answers with more than {ANSWER_BYTES_MAX} bytes")
+            left_s = give_up_s - time.monotonic()
+            if left_s <= 0.0:  # a socket's timeout counts from one receive to the next
+                raise TimeoutError(f"{path} does not end its answer")
+            sock.settimeout(left_s)
     try:
         found = json.loads(held)
         if not isinstance(found, dict):
@@ -116,10 +123,19 @@ def members() -> list[tuple[Path, dict[str, Any]]]:
     return found
 
 
+def _are_of(user: str, *folders: Path) -> bool:
+    """Whether these are folders of the user of that number, and no links of somebody's to other sockets."""
+    return user.isdecimal() and all(_is_of(int(user), one) for one in folders)
+
+
 def _is_own(folder: Path) -> bool:
+    return _is_of(os.geteuid(), folder)
+
+
+def _is_of(user: int, folder: Path) -> bool:
     try:
         status = os.lstat(folder)
     except OSError:
         return False
     private = not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and private
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == user and private

@@ -129,8 +129,13 @@ class Control:
         """
         newcomer = Newcomer(self._register, self.member, self.links, follows, left, self.raise_failure)
         self.state = newcomer.join(timeout_s)
-        job, group = self._register.job, lambda: self.links.present.group
-        self._report = MemberReport(self.state, job=job, settings=self._settings, group=group)
+        self._report = MemberReport(
+            self.state,
+            job=self._register.job,
+            settings=self._settings,
+            mesh=lambda: self.links.present,
+            waits=self.what_waits,
+        )
         with self.changed:
             self._adopt(None)
         self._thread.start()
@@ -211,6 +216,15 @@ class Control:
         if idle and not self.idle:
             self._wake.set()
         self.idle = idle
+
+    def what_waits(self) -> str:
+        """What keeps the next step from beginning; "" where nothing does."""
+        view, missing = self.view, self.members_min - len(self.view.workers)
+        if self.state.phase is Phase.FROZEN:
+            return f"epoch {view.epoch} has to change, and the register or a member does not answer"
+        if view.pause:
+            return f"it waits for {', '.join(map(str, view.joining))}, which could not follow"
+        return f"it waits for {missing} more to join, as members_min is {self.members_min}" if missing > 0 else ""
 
     def tell_first(self, message: Mail) -> None:
         """Mail the first worker, which may be this one."""
@@ -414,8 +428,8 @@ class Control:
             lost = self._lost_now()
         suspicious, self._suspicious = self._suspicious, False
         if lost or (suspicious and self.state.phase is not Phase.FROZEN):
-            if lost:
-                _log.warning("epoch %d: %s cannot be reached", self.view.epoch, ", ".join(map(str, sorted(lost))))
+            if lost:  # or they work in a newer view already, and closed these connections
+                _log.info("epoch %d: %s cannot be reached", self.view.epoch, ", ".join(map(str, sorted(lost))))
             self.apply(commit.changed, lost=lost, at_boundary=not suspicious and not self.is_idle)
 
     def _lost_now(self) -> frozenset[Member]:
@@ -443,6 +457,9 @@ class Control:
         view = self.view
         _log.info("epoch %d after step %d: %s", view.epoch, view.base_step, view.described())
         self._end_steps()
+        for one in sorted(set(before.members) - set(view.members) - {self.member}) if before is not None else ():
+            reason = self.links.present.why_lost(one) or "others say that it is gone"
+            _log.warning("epoch %d goes on without %s: %s", view.epoch, one, reason)
         if not self.links.switch(view.mesh):
             self.fail(EvictedError(f"epoch {view.epoch} has connections that {self.member} has not made"))
             return

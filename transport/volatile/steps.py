@@ -30,6 +30,8 @@ from transport.work import Work
 
 _log = logging.getLogger("transport.volatile")
 
+SAY_S = 5.0
+"""A step that cannot begin for so long is worth a word: somebody may wait for members that look elsewhere."""
 ARRIVE_AGAIN_S = 1.0
 """A worker says again that its part is ready: the first one may have changed."""
 DIFFER_MAX = 3
@@ -175,7 +177,7 @@ class Steps:
         Args:
             within: wait no longer than for as long as this is the view.
         """
-        control = self._control
+        control, say_s = self._control, time.monotonic() + SAY_S
         try:
             while True:
                 given = self._follower.give_state()
@@ -190,19 +192,17 @@ class Steps:
                     if control.group is not None and state.phase is Phase.REDUCING and not waits:
                         return control.group, view
                     control.wait_between_steps(idle=waits)
-                    left_s = give_up_s - time.monotonic()
+                    now_s = time.monotonic()
+                    if now_s >= say_s and (what := control.what_waits()):
+                        _log.warning("%s: %s", self._member, what)
+                        say_s = math.inf
+                    left_s = give_up_s - now_s
                     if left_s <= 0:
-                        raise TimedOutError(self._what_waits(view), timeout_s=timeout_s)
+                        what = control.what_waits() or "the view changes"
+                        raise TimedOutError(f"a volatile group of {len(view.workers)}: {what}", timeout_s=timeout_s)
                     control.changed.wait(min(left_s, 0.1))
         finally:
             control.wait_between_steps(idle=False)
-
-    def _what_waits(self, view: View) -> str:
-        if self._control.state.phase is Phase.FROZEN:
-            return f"epoch {view.epoch} has to change, and the register or a member does not answer"
-        if view.pause:
-            return f"waiting for {', '.join(map(str, view.joining))}, which could not follow"
-        return f"a volatile group of {len(view.workers)}, of at least {self._control.members_min} members"
 
     def _contributors(
         self, view: View, arrived: Arrived, give_up_s: float, timeout_s: float

@@ -103,4 +103,5 @@ def _groups(members: Sequence[tuple[Path, dict[str, Any]]], limit_s: float) -> l
         listed = found.get("members")
         seen |= {str(one.get("id")) for one in listed if isinstance(one, dict)} if isinstance(listed, list) else set()
         groups.append(found)
-    return groups
+    # A rank whose thread does not answer knows no others: where they answer, they say so.
+    return [one for one in groups if one.get("members")] or groups

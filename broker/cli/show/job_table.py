@@ -41,7 +41,7 @@ def _group(job: str, group: Mapping[str, Any]) -> Iterator[RenderableType]:
     for one in silent:
         who = name_of(one.get("member", f"rank {one.get('rank', '?')}"))
         yield note(f"{who}: {name_of(one.get('why'))}", style="bold red")
-    for told in late(members, names):
+    for told in (*_waiting(members), *late(members, names)):
         yield note(told, style="bold")
     yield line("member", "step", "waits", "sent", "received", "saved")
     for one in members:
@@ -116,6 +116,15 @@ def late(members: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> Iter
         yield f"all have begun {longest.what}, and wait for {longest.since_s:.1f} s: look at the links"
 
 
+def _waiting(members: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What members of a volatile group wait for before their next step: one sentence for all that say the same."""
+    found: dict[str, list[str]] = {}
+    for one in members:
+        if _volatile(one).get("waits_for"):
+            found.setdefault(name_of(_volatile(one)["waits_for"]), []).append(_name(one))
+    yield from (f"{', '.join(who)}: {what}" for what, who in found.items())
+
+
 def _member(one: Mapping[str, Any]) -> Row:
     state = _volatile(one)
     step = name_of(state.get("step")) if state else str(_called(one))
@@ -123,12 +132,12 @@ def _member(one: Mapping[str, Any]) -> Row:
     longest = max((number(wait.get("since_s")) for wait in waits), default=0.0)
     told = f"{longest:.1f} s" if waits else "-"
     sent_bytes = number(one.get("sent_bytes")) + number(one.get("shared_bytes"))
-    saved_bytes = one.get("saved_bytes")
+    received_bytes, saved_bytes = number(one.get("received_bytes")), one.get("saved_bytes")
     if "sent_bytes" in state:  # since it joined, over all of its connections
-        sent_bytes = number(state.get("sent_bytes"))
+        sent_bytes, received_bytes = number(state.get("sent_bytes")), number(state.get("received_bytes"))
     if "ddp_bytes" in state:
         saved_bytes = max(number(state.get("ddp_bytes")) - sent_bytes, 0.0)
-    cells = (step, told, size(sent_bytes), size(one.get("received_bytes")), size(saved_bytes))
+    cells = (step, told, size(sent_bytes), size(received_bytes), size(saved_bytes))
     row = line(_name(one), *cells, style="bold")
     if state and state.get("phase") not in ("reducing", "prepared"):
         return Row(row.name, row.cells, row.first, tail=name_of(state.get("phase")), style="bold red")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -153,6 +154,51 @@ def test_what_answers_without_being_a_member_is_refused(folder: Path) -> None:
         with pytest.raises(PeerError, match="no document of a member"):
             jobs.ask(folder / "other.sock", whole=False)
         thread.join(30.0)
+
+
+def test_one_that_never_ends_its_answer_keeps_nobody(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "OWN_S", 0.5)
+    folder.mkdir(parents=True)
+    given_up = threading.Event()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        with jobs.reachable(folder / "slow.sock") as name:
+            sock.bind(name)
+        sock.listen(1)
+
+        def drip() -> None:
+            with sock.accept()[0] as one, contextlib.suppress(OSError):
+                while not given_up.wait(0.1):
+                    one.sendall(b" ")
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        try:
+            with pytest.raises(TimeoutError):
+                jobs.ask(folder / "slow.sock", whole=False, limit_s=0.5)
+        finally:
+            given_up.set()
+            thread.join(30.0)
+
+
+def test_a_rank_whose_thread_stands_is_told_of_by_itself_and_not_as_a_group_of_its_own(ranks: list[Group]) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def stand() -> None:
+        begun.set()
+        go_on.wait(60.0)
+
+    ranks[1]._runtime._loop.call(stand)
+    assert begun.wait(30.0)
+    try:
+        alone = ranks[1].survey(limit_s=0.1)
+        assert alone["members"] == []
+        assert alone["silent"] == [{"rank": 1, "why": "its transport's thread does not answer"}]
+        document = json.loads(CliRunner().invoke(app, ["job", "llm", "--json", "--limit", "0.5"]).output)
+    finally:
+        go_on.set()
+    (group,) = document["groups"]
+    assert sorted(one["rank"] for one in group["members"]) == [0, 2]
+    assert [one["rank"] for one in group["silent"]] == [1]
 
 
 def test_a_folder_that_others_can_write_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -522,7 +522,7 @@ def test_who_joins_with_weights_of_another_seed_trains_on_from_the_others(make: 
 
 @ALL
 def test_a_member_whose_weights_become_nan_ends_alone(make: Callable[..., Algorithm]) -> None:
-    where, ended = register(), threading.Event()
+    where, both, ended = register(), threading.Event(), threading.Event()
     networks = [model(), model()]
 
     def run(rank: int) -> None:
@@ -530,13 +530,15 @@ def test_a_member_whose_weights_become_nan_ends_alone(make: Callable[..., Algori
         inner = sgd(network)
         algorithm = make(network, inner)
         with algorithm.join(where, name=f"member-{rank}", settings=SETTINGS) as group:
+            wait_until(lambda: len(group.view.workers) == 2 or step_once(network, inner, algorithm))
             if rank == 0:
+                both.set()
                 step_until(ended, lambda: step_once(network, inner, algorithm), pause_s=0.02)
                 wait_until(lambda: len(group.view.members) == 1 or step_once(network, inner, algorithm))
                 for _ in range(4):
                     step_once(network, inner, algorithm)
                 return
-            wait_until(lambda: len(group.view.workers) == 2 or step_once(network, inner, algorithm))
+            wait_until(lambda: both.is_set() or step_once(network, inner, algorithm))
             with torch.no_grad():
                 next(iter(network.parameters()))[0, 0] = torch.nan
             wait_until(lambda: step_once(network, inner, algorithm), pause_s=0.02)

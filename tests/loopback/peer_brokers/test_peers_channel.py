@@ -110,6 +110,22 @@ def test_renewals_hold_and_when_the_asker_is_gone_its_lease_ends_by_itself(both:
     assert b.channel.brokers()[A_HOST] != "yes"
 
 
+def test_one_that_was_dialled_and_had_no_place_is_dialled_again(
+    both: tuple[Broker, Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = both
+    turned_away: list[str] = []
+
+    def is_full(peer: str, now_s: float) -> bool:
+        turned_away.append(peer)
+        return len(turned_away) > 1
+
+    monkeypatch.setattr(a.channel, "_make_room", is_full)
+    a.hold(B_HOST)
+    until(lambda: b.leases, a, b)
+    assert turned_away[0] == "b"
+
+
 def test_one_connection_serves_both_directions(both: tuple[Broker, Broker]) -> None:
     a, b = both
     a.hold(B_HOST)

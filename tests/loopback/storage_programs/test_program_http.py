@@ -86,6 +86,16 @@ def test_nobody_there_is_unreachable() -> None:
     assert refused(StorageProgram("p", "rclone", "unix:/nowhere/socket"))[0] == "unreachable"
 
 
+@pytest.mark.parametrize("held", [None, "no certificate"])
+def test_a_ca_file_that_is_gone_or_none_is_named(tmp_path: Path, held: str | None) -> None:
+    path = tmp_path / "ca.pem"
+    if held is not None:
+        path.write_text(held)
+    state, text = refused(StorageProgram("p", "syncthing", "https://127.0.0.1:1", ca_file=str(path)))
+    assert state == "refused"
+    assert f"ca_file {path} cannot be used" in text
+
+
 def test_an_answer_without_end_is_cut_off(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "ANSWER_BYTES_MAX", 1 << 20)
 

@@ -97,6 +97,11 @@ class Mesh:
         """Who is known to be gone."""
         return frozenset(self.members[rank] for rank in self._group.lost_ranks())
 
+    def why_lost(self, member: Member) -> str:
+        """Why a member of these connections is gone; "" of one that is not known to be."""
+        lost = self._group.lost_ranks()
+        return lost.get(self.members.index(member), "") if member in self.members else ""
+
     def subgroup(self, members: Iterable[Member], name: str) -> Group:
         """A group of some members, this one among them, for collectives."""
         return self._group.subgroup([self.members.index(one) for one in members], name=f"volatile/{self.number}/{name}")

@@ -9,9 +9,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from transport.group import Group
 from transport.inspection.member_socket import MemberSocket
 from transport.settings import Settings
+from transport.volatile.links.mesh import Mesh
 from transport.volatile.links.traffic import Traffic
 from transport.volatile.protocol.commit import State
 from transport.volatile.record.tape import Tape
@@ -27,12 +27,15 @@ class MemberReport:
     Args:
         state: of the member at its start.
         settings: whether it listens, and where its tape goes.
-        group: its present one, None between two epochs.
+        mesh: its present connections.
+        waits: what keeps its next step from beginning; "" where nothing does.
     """
 
-    def __init__(self, state: State, *, job: str, settings: Settings, group: Callable[[], Group | None]) -> None:
+    def __init__(
+        self, state: State, *, job: str, settings: Settings, mesh: Callable[[], Mesh], waits: Callable[[], str]
+    ) -> None:
         self._job = job
-        self._group = group
+        self._mesh, self._waits = mesh, waits
         self._state = state
         self._entered_s = time.time()
         self._traffic = Traffic()
@@ -51,7 +54,7 @@ class MemberReport:
         if state.view.epoch > before.view.epoch:
             self._entered_s = time.time()
         if state.committed > before.committed or state.view.epoch > before.view.epoch:
-            self._traffic.look(self._group())  # those of the view before: a new one may bring others
+            self._traffic.look(self._mesh().group)  # those of the view before: a new one may bring others
         if self._tape is not None:
             self._tape.saw(state)
 
@@ -63,7 +66,7 @@ class MemberReport:
         """The part of a member's document that only volatile groups have. From any thread."""
         state = self._state
         view = state.view
-        self._traffic.look(self._group())
+        self._traffic.look(self._mesh().group)
         return {
             "job": self._job,
             "volatile": {
@@ -76,6 +79,7 @@ class MemberReport:
                 "joining": [one.name for one in view.joining[:MEMBERS_SHOWN_MAX]],
                 "lost": [one.name for one in sorted(state.lost)[:MEMBERS_SHOWN_MAX]],
                 "phase": state.phase.value,
+                "waits_for": self._waits(),
                 "step": state.committed,
                 "digest": state.digest.hex(),
                 "commits": list(self._commits),
@@ -91,13 +95,11 @@ class MemberReport:
             self._tape.close()
 
     def _answer(self, whole: bool, limit_s: float) -> Mapping[str, object]:
-        group = self._group()
-        if group is not None:
-            return group.survey(whole=whole, limit_s=limit_s)
-        state, own = self._state, self.document()
-        if not whole:
-            return own
-        others = [one.name for one in state.view.members if one != state.me]
-        why = f"this member connects to epoch {state.view.epoch}"
-        silent = [{"member": name, "why": why} for name in others[:MEMBERS_SHOWN_MAX]]
-        return {"job": self._job, "members": [own], "silent": silent}
+        mesh, view = self._mesh(), self._state.view
+        found = mesh.group.survey(whole=whole, limit_s=limit_s)
+        silent = found.get("silent")
+        if not isinstance(silent, list):
+            return found
+        told = [(mesh.members[one["rank"]], one) for one in silent]
+        # Who left the view has connections still, and is no member.
+        return {**found, "silent": [{**one, "member": who.name} for who, one in told if who in view.members]}

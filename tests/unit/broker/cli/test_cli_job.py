@@ -90,7 +90,7 @@ def test_members_that_committed_different_results_are_told() -> None:
 
 
 def test_what_members_that_meet_seldom_have_sent_is_told_beside_what_ddp_would_have() -> None:
-    traffic = {"sent_bytes": 2**20, "inner_steps": 400, "ddp_bytes": 100 * 2**20}
+    traffic = {"sent_bytes": 2**20, "received_bytes": 2**20, "inner_steps": 400, "ddp_bytes": 100 * 2**20}
     both = [member(rank, called=8, volatile={**volatile(name), **traffic}) for rank, name in enumerate("ab")]
     text = screen(*both)
     assert "a" + " " * 27 + "41           -       1 MiB       1 MiB      99 MiB\n" in text

@@ -98,7 +98,7 @@ class Bench:
             flows=self.flows, bursts=BurstTable(), jobs=self.jobs, needs=self.needs,
             programs=self.programs, allowance=lambda: (20, 100), clock=lambda: self.now_s,
             interface_of=lambda _: "eth0", cgroup_mount="/mount", mark=marks.mark_passed, is_foreign=marks.is_foreign,
-            authority=lambda: self.authority, reclassify=lambda: None, settle=self.settle, fail=lambda _: None,
+            authority=lambda: self.authority, reclassify=lambda: None, settle=self.settle,
             log=open_log(),
         )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What a member has sent is summed over connections that end, come up again, or belong to another view."""
+"""What a member has sent and received is summed over connections that end, come up again, or belong to another view."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ class Connections:
     def __init__(self, sent: Mapping[int, int] | None) -> None:
         self.sent = sent
 
-    def sent_bytes(self) -> Mapping[int, int]:
+    def traffic_bytes(self) -> Mapping[int, tuple[int, int]]:
+        """It receives a tenth of what it sends."""
         if self.sent is None:
             raise MisuseError("closed")
-        return self.sent
+        return {number: (sent, sent // 10) for number, sent in self.sent.items()}
 
 
 def test_bytes_of_connections_that_have_ended_are_kept() -> None:
@@ -41,6 +42,7 @@ def test_bytes_of_connections_that_have_ended_are_kept() -> None:
     assert total(second) == 187
     second.sent = {1: 9}
     assert total(second) == 189
+    assert traffic.document()["received_bytes"] == 18  # 15 and 1 of links that ended, 2 of the one that came up again
 
 
 def test_ddp_sends_twice_the_gradients_but_for_a_members_own_part() -> None:
@@ -48,4 +50,4 @@ def test_ddp_sends_twice_the_gradients_but_for_a_members_own_part() -> None:
     assert "ddp_bytes" not in traffic.document()
     traffic.stepped(4_000, members=4)
     traffic.stepped(4_000, members=1)
-    assert traffic.document() == {"sent_bytes": 0, "inner_steps": 2, "ddp_bytes": 6_000}
+    assert traffic.document() == {"sent_bytes": 0, "received_bytes": 0, "inner_steps": 2, "ddp_bytes": 6_000}
