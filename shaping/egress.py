@@ -83,7 +83,8 @@ class Egress:
         except ShapingError:
             observed = self._kernel.observe(shape.interface)
             if observed is not None:
-                self._attached[shape.interface] = replace(attached, tree=observed, shape=None)
+                tree = _without_others(observed, attached.tree, wanted)
+                self._attached[shape.interface] = replace(attached, tree=tree, shape=None)
             raise
         self._attached[shape.interface] = replace(attached, tree=wanted, shape=shape)
         return operations
@@ -110,9 +111,10 @@ class Egress:
         if observed is None:
             del self._attached[interface]
             raise ShapingError(f"the root of {interface} is not ours any more; somebody replaced or removed it")
-        if observed != attached.tree:
-            self._attached[interface] = replace(attached, tree=observed, shape=None)
-        return observed == attached.tree
+        tree = _without_others(observed, attached.tree)
+        if tree != attached.tree:
+            self._attached[interface] = replace(attached, tree=tree, shape=None)
+        return tree == attached.tree
 
     def counters(self, interface: str, *, direct: bool = True) -> InterfaceCounters:
         """Read an attached interface; without `direct` at half the cost, and not what passed HTB unshaped.
@@ -200,7 +202,7 @@ class Egress:
         if not prior.handle_major:  # a tree of ours that somebody deleted left the default; that is not how it was
             prior = self._first_priors.get(interface, prior)
         self._journal.write(interface, prior)
-        return self._build(interface, wanted, prior, adopted=False, notes=_prior_notes(interface, prior))
+        return self._build(interface, wanted, prior, notes=_prior_notes(interface, prior))
 
     def _adopt(self, interface: str, observed: Tree, wanted: Tree, *, rebuild: bool) -> Attachment:
         notes: tuple[str, ...] = ()
@@ -220,15 +222,13 @@ class Egress:
                     "are lost), or clear it (`hive-qos clear`)",
                 ) from error
             self._kernel.delete_root(interface)
-            return self._build(interface, wanted, prior, adopted=False, notes=(*notes, f"rebuilt, because {error}"))
+            return self._build(interface, wanted, prior, notes=(*notes, f"rebuilt, because {error}"))
         operations, tree, more = self._apply_tolerantly(interface, operations, wanted)
         self._attached[interface] = _Attached(prior=prior, tree=tree)
         self._first_priors[interface] = prior
         return Attachment(interface, adopted=True, prior=prior, operations=operations, notes=(*notes, *more))
 
-    def _build(
-        self, interface: str, wanted: Tree, prior: PriorQdisc, *, adopted: bool, notes: tuple[str, ...]
-    ) -> Attachment:
+    def _build(self, interface: str, wanted: Tree, prior: PriorQdisc, *, notes: tuple[str, ...]) -> Attachment:
         try:
             operations, tree, more = self._apply_tolerantly(interface, diff(None, wanted), wanted)
         except BaseException as error:
@@ -237,7 +237,7 @@ class Egress:
             raise
         self._attached[interface] = _Attached(prior=prior, tree=tree)
         self._first_priors[interface] = prior
-        return Attachment(interface, adopted=adopted, prior=prior, operations=operations, notes=(*notes, *more))
+        return Attachment(interface, adopted=False, prior=prior, operations=operations, notes=(*notes, *more))
 
     def _apply_tolerantly(
         self, interface: str, operations: tuple[Operation, ...], wanted: Tree
@@ -258,6 +258,15 @@ class Egress:
             )
             return rest, replace(wanted, filters=()), (note,)
         return (*rest, *filters), wanted, ()
+
+
+def _without_others(observed: Tree, *ours: Tree) -> Tree:
+    """The tree but for classes that somebody else added: they are not ours to delete, and no reason to stop."""
+    minors = {spec.minor for tree in ours for spec in tree.classes}
+    classes = tuple(spec for spec in observed.classes if spec.minor in minors)
+    return replace(
+        observed, classes=classes, leaves=tuple(one for one in observed.leaves if one.parent_minor in minors)
+    )
 
 
 def undo_after(error: BaseException, undo: Callable[[], Sequence[str]]) -> None:

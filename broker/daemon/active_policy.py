@@ -256,9 +256,7 @@ class ActivePolicy:
             HiveError, OSError, ValueError: it cannot be applied, and the former one holds.
         """
         self._components.beat(busy=True)  # many interfaces take long
-        resumed = "the pause is over" if self._components.pause.active else ""
-        if resumed:
-            self._resume()
+        paused = self._components.pause.active
         old, shaped_interfaces = self.policy, self._components.shaped_interfaces
         if (policy.daemon, policy.peers) != (old.daemon, old.peers):
             note = "changes of [daemon] and [peers] need a restart; files that [peers] names are read again without one"
@@ -268,13 +266,17 @@ class ActivePolicy:
         except (HiveError, OSError, ValueError) as problem:
             if not partly:
                 shaped_interfaces.keep(old)
+                if paused:  # it goes on: what was attached before the one that failed is limited again
+                    self._components.egress_trees.open()
                 raise
             self._log.error("configuration-incomplete", error=str(problem))
         shaped_interfaces.keep(policy)
+        if paused:
+            self._resume()
         self._components.peer_link.renew(now_s=self._environment.clock(), at_once=True)
         self.policy, self.authority = policy, Authority.of(policy)
         refused = [one.text for one in self._components.peer_link.alarms() if one.code == "certificate-refused"]
-        return "; ".join(filter(None, (*refused, resumed)))
+        return "; ".join((*refused, *(["the pause is over"] if paused else [])))
 
     def _take_over_interfaces(self) -> None:
         policy, shaped_interfaces = self.policy, self._components.shaped_interfaces

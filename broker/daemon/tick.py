@@ -126,6 +126,7 @@ class TickRunner:
         self.again_s = None if decision.again_s is None else now_s + decision.again_s
         if self._pause.active:
             self._peer_link.hold_nobody(decision)
+            self._rate_watch.want(())  # what crosses now has nothing to change
         else:
             self._enforce(decision, policy, asked=asked)
         self._keep_rules(policy, now_s=now_s, urgent=between)

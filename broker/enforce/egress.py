@@ -107,10 +107,8 @@ class EgressTrees:
         Returns:
             What went wrong, None when nothing did.
         """
-        entry = self._interfaces.pop(interface, None)
-        if entry is not None and not entry.attached:
-            return None
-        try:
+        self._interfaces.pop(interface, None)
+        try:  # also where somebody replaced our root: rules, segments and the journal are still ours
             for note in self._shaper.detach(interface):
                 self._log.warning("interface-note", interface=interface, note=note)
         except Exception as problem:  # noqa: BLE001 - the other interfaces have to be given back all the same

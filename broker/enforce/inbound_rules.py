@@ -45,8 +45,11 @@ def arrivals_at(bound: BoundSocket, own: Sequence[str]) -> list[Arrival]:
 
 
 def addresses_of(interface: str) -> list[str]:
-    """The addresses of an interface; none where it is gone."""
-    found = psutil.net_if_addrs().get(interface, [])
+    """The addresses of an interface; none where it is gone, or they cannot be read."""
+    try:
+        found = psutil.net_if_addrs().get(interface, [])
+    except (OSError, ValueError):  # ValueError: some interface has a name that is no text
+        return []
     families = (socket.AF_INET, socket.AF_INET6)
     return [one.address.partition("%")[0] for one in found if one.family in families]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 
@@ -28,10 +29,6 @@ class Notifier:
         """A reload has begun; `ready` ends it."""
         self._send(f"RELOADING=1\nMONOTONIC_USEC={monotonic_us}")
 
-    def status(self, text: str) -> None:
-        """One line for `systemctl status`."""
-        self._send(f"STATUS={_line(text)}")
-
     def watchdog(self) -> None:
         """The daemon is alive, for systemd's own watchdog."""
         self._send("WATCHDOG=1")
@@ -43,12 +40,13 @@ class Notifier:
     def _send(self, text: str) -> None:
         if not self._address:
             return
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
-            try:
-                sock.setblocking(False)
-                sock.sendto(text.encode(), self._address)
-            except OSError:  # a supervisor that does not listen must not stop the broker
-                return
+        # A supervisor that does not listen must not stop the broker, nor must a lack of descriptors.
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock,
+        ):
+            sock.setblocking(False)
+            sock.sendto(text.encode(), self._address)
 
 
 def _line(text: str) -> str:

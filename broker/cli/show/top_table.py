@@ -72,15 +72,17 @@ def render(document: Mapping[str, Any], view: View, console: Console) -> Rendera
 
 def _head(document: Mapping[str, Any], view: View) -> Text:
     """Who, how much in all, whether something is wrong, and in which order the rows stand."""
-    total = dict.fromkeys(("egress", "ingress"), 0.0)
-    for link in items(document, "interfaces"):
-        rates = (number(one.get("throughput_bits_per_s")) for one in items(link, "classes"))
-        total[str(link.get("direction"))] = total.get(str(link.get("direction")), 0.0) + sum(rates)
+    sends = sum(
+        number(one.get("throughput_bits_per_s"))
+        for link in items(document, "interfaces")
+        if link.get("direction") == "egress"
+        for one in items(link, "classes")
+    )
     alarms = len(items(document, "alarms"))
     wrong = "no alarms" if not alarms else f"! {alarms} alarm{'s' if alarms > 1 else ''}: hive-qos status"
     order = "sends and receives" if view.sort == "both" else view.sort
     return Text.assemble(
-        (name_of(document.get("host")), "bold"), f": sends {rate(int(total['egress']))}, by {order}, ",
+        (name_of(document.get("host")), "bold"), f": sends {rate(int(sends))}, by {order}, ",
         (wrong, "bold red" if alarms else "green"),
     )  # fmt: skip
 

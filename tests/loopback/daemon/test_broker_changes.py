@@ -17,6 +17,7 @@ from broker.client import http
 from broker.process.rights import Right
 from hive_qos.errors import BrokerRejectedError
 from shaping.model.names import INNER_MINOR, ROOT_MINOR
+from shaping.model.observations import PriorQdisc
 
 RUN = CliRunner()
 STORAGE = INNER_MINOR["storage"]
@@ -203,6 +204,19 @@ def test_a_pause_ends_by_itself_and_at_a_reload(running: Running) -> None:
     assert command(running, "reload") == "taken; but the pause is over\n"
     assert configuration(running)["paused_left_s"] is None
     assert codes(running) == []
+
+
+def test_a_pause_goes_on_where_a_reload_is_refused(running: Running) -> None:
+    running.write(CONFIGURATION + '[class.storage]\nceiling = "30 %"\n')
+    command(running, "reload")
+    wait_until(lambda: ceil_bits_per_s(running, STORAGE) < 13_000_000)
+    command(running, "pause", "--for", "1h")
+    open_to = ceil_bits_per_s(running, STORAGE)
+    running.kernel.set_root("eth7", PriorQdisc("fq", 0x8001, {"raw": ""}))
+    running.write(CONFIGURATION + '[[interface]]\nname = "eth7"\negress = "40 Mbit/s"\n')
+    assert "somebody configured fq" in command(running, "reload", code=3)
+    assert 3000 < configuration(running)["paused_left_s"] <= 3600
+    assert ceil_bits_per_s(running, STORAGE) == open_to
 
 
 @pytest.mark.parametrize("words", [["pause", "--for", "0s"], ["pause", "--for", "2d"], ["pause", "--for", "soon"]])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.enforce.inbound_rules import ADDRESSES_MAX, LOOK_S, SOCKETS_MAX, InboundRules, arrivals_at
+from broker.enforce.inbound_rules import ADDRESSES_MAX, LOOK_S, SOCKETS_MAX, InboundRules, addresses_of, arrivals_at
 from broker.events.log import open_log
 from broker.measure.flow_table import PassedSocket
 from broker.measure.tcp_diag import BoundSocket
@@ -127,3 +127,14 @@ def test_the_kernel_is_asked_once_a_second_and_not_for_nobody() -> None:
 def test_where_the_kernel_does_not_say_nothing_is_told_apart() -> None:
     bench = Bench({1: bound(1)}, fails="no udp_diag")
     assert bench.arriving(passed(1)) == set()
+
+
+@pytest.mark.parametrize(
+    "problem", [OSError(105, "No buffer space available"), UnicodeDecodeError("utf-8", b"x", 0, 1, "")]
+)
+def test_addresses_that_cannot_be_read_are_none(monkeypatch: pytest.MonkeyPatch, problem: Exception) -> None:
+    def fail() -> None:
+        raise problem
+
+    monkeypatch.setattr("psutil.net_if_addrs", fail)
+    assert addresses_of("lo") == []
