@@ -134,6 +134,8 @@ class Settings:
         """
         values = os.environ if environment is None else environment
         _look_for_misspelt(tuple(sorted(name for name in values if name.startswith("HIVE_"))))
+        if values.get("HIVE_JOB_SECRET") == "":  # as where the file that it is read from is not there
+            raise ConfigurationError("HIVE_JOB_SECRET", "", "it is empty: give it the job's secret, or unset it")
         listen, port = split_address("HIVE_LISTEN", values.get("HIVE_LISTEN", ""))
         return cls(
             listen=listen,

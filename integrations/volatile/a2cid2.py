@@ -27,6 +27,7 @@ from hive_qos.errors import MisuseError
 from integrations.volatile import gossip
 from integrations.volatile.algorithm import Algorithm
 from integrations.volatile.fragments import Fragment
+from transport.arguments import check_count
 from transport.group import Group
 from transport.volatile.group import VolatileGroup
 from transport.volatile.protocol.view import View
@@ -42,8 +43,7 @@ class A2CiD2(Algorithm):
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], *, every: int = 1) -> None:
         super().__init__(parameters)
-        if every < 1:
-            raise MisuseError(f"every is {every}: at least one step lies between two exchanges")
+        check_count("every", every, least=1)
         self.every = every
         self._all = Fragment(self.parameters)
         self._ahead = torch.zeros(self._all.elems)

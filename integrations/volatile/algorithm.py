@@ -27,6 +27,7 @@ import torch
 from hive_qos.errors import MisuseError, PeerError
 from integrations.volatile.fragments import cut, trainable
 from integrations.volatile.outer import nesterov
+from transport.arguments import check_count
 from transport.settings import Settings
 from transport.volatile.group import EVERYBODY, JOIN_S, STEP_S, VolatileGroup
 from transport.volatile.register.register import Register
@@ -73,6 +74,8 @@ class Algorithm:
 
         Args: as of `transport.volatile.group.VolatileGroup`.
         """
+        if self._joined is not None:
+            raise MisuseError("this algorithm has joined already: another member in this process needs one of its own")
         try:
             with VolatileGroup(
                 register,
@@ -237,7 +240,8 @@ class GlobalAlgorithm(Algorithm):
     ) -> None:
         super().__init__(parameters)
         self._fragments = cut(self.parameters, fragments)
-        if every < 1 or every % len(self._fragments):
+        check_count("every", every, least=1)
+        if every % len(self._fragments):
             raise MisuseError(f"every is {every}: it is a positive multiple of the {len(self._fragments)} fragments")
         self.every, self._rate, self._momentum = every, outer_rate, outer_momentum
         self._interval = every // len(self._fragments)

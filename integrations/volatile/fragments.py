@@ -76,9 +76,14 @@ def trainable(parameters: Iterable[torch.nn.Parameter], *, user: str) -> list[to
     """Those that are trained, each once.
 
     Raises:
-        MisuseError: there are none, or one is of a dtype that float32 does not hold.
+        MisuseError: there are none, one is of a dtype that float32 does not hold, or they are something else.
     """
-    found = list(dict.fromkeys(one for one in parameters if one.requires_grad))
+    if isinstance(parameters, torch.nn.Module):
+        raise MisuseError(f"{user} takes `model.parameters()`, and was given a {type(parameters).__name__}")
+    given = list(parameters)
+    if other := [one for one in given if not isinstance(one, torch.Tensor)]:
+        raise MisuseError(f"{user} takes `model.parameters()`, and was given a {type(other[0]).__name__} in them")
+    found = list(dict.fromkeys(one for one in given if one.requires_grad))
     wrong = [one for one in found if one.dtype not in DTYPES]
     if not found or wrong:
         what = f"one of {wrong[0].dtype}" if wrong else "none"

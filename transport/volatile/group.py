@@ -29,6 +29,7 @@ from types import FrameType, TracebackType
 from typing import TypeVar
 
 from hive_qos.errors import EvictedError, HiveError, MisuseError, PeerError, RegisterLostError, TransportError
+from transport.arguments import check_count, check_seconds
 from transport.collectives.reduce_op import ReduceOp
 from transport.group import Group
 from transport.settings import Settings
@@ -98,8 +99,11 @@ class VolatileGroup:
         timeout_s: float = STEP_S,
         join_timeout_s: float = JOIN_S,
     ) -> None:
+        check_count("members_min", members_min, least=1)
+        check_seconds("timeout_s", timeout_s)
+        check_seconds("join_timeout_s", join_timeout_s)
         settings = settings or Settings.from_environment()
-        if not 0 < len(name.encode()) <= NAME_BYTES_MAX:
+        if not isinstance(name, str) or not 0 < len(name.encode()) <= NAME_BYTES_MAX:
             raise MisuseError(f"a member's name has 1 to {NAME_BYTES_MAX} bytes: {name!r}")
         self._register, self._name, self._settings = register, name, settings
         self._get_state, self._set_state, self._apply_result = get_state, set_state, apply_result
@@ -178,6 +182,7 @@ class VolatileGroup:
 
     @members_min.setter
     def members_min(self, members: int) -> None:
+        check_count("members_min", members, least=1)
         self._members_min = self._control.members_min = members
 
     @property

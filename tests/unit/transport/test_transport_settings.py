@@ -47,7 +47,7 @@ def test_a_variable_that_is_nearly_a_setting_is_named_and_those_of_other_program
 
 def test_each_variable_is_read_and_documented() -> None:
     class Read(dict[str, str]):
-        def get(self, name: str, default: str = "") -> str:  # type: ignore[override]
+        def get(self, name: str, default: str | None = None) -> str | None:  # type: ignore[override]
             self[name] = ""
             return default
 
@@ -56,6 +56,11 @@ def test_each_variable_is_read_and_documented() -> None:
     assert sorted(read) == sorted(VARIABLES)
     reference = (Path(__file__).parents[3] / "docs/reference/transport.md").read_text()
     assert all(f"| `{name}`" in reference or f"`{name}`" in reference for name in VARIABLES)
+
+
+def test_a_secret_that_is_set_and_empty_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="it is empty: give it the job's secret"):
+        Settings.from_environment({"HIVE_JOB_SECRET": ""})
 
 
 def test_addresses_are_told_as_others_read_them() -> None:
