@@ -78,7 +78,7 @@ coverage: setup ## Lines that unit and loopback tests reach, in out/coverage; CO
 	@bash tools/coverage.sh $(BIN)/python $(COVERAGE)
 
 ##@ At night
-.PHONY: nightly test-long test-engines test-torch fuzz sanitize sanitize-address sanitize-thread sanitize-faults test-pythons test-kernels test-page test-storage test-etcd test-churn test-crowded test-chart test-image test-deb audit
+.PHONY: nightly test-long test-engines test-torch test-torch-oldest fuzz sanitize sanitize-address sanitize-thread sanitize-faults test-pythons test-kernels test-page test-storage test-etcd test-churn test-crowded test-chart test-image test-deb audit
 nightly: setup ## All below, a short benchmark, unstable tests, in hours; NIGHTLY="fuzz bench" for less
 	@$(BIN)/python -m tools.nightly $(NIGHTLY)
 
@@ -96,6 +96,9 @@ test-torch: setup ## PyTorch's own distributed tests, Lightning, Accelerate, tor
 	@$(BIN)/python -c 'import accelerate, lightning, torchft' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	  $$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["frameworks"])')
 	$(BIN)/python -m pytest tests/torch_suite
+
+test-torch-oldest: setup ## The integrations' tests on the oldest torch that is supported, several GB, in five minutes
+	@bash tools/oldest_torch.sh $(BIN)/python
 
 fuzz: setup ## Whatever reads a peer's bytes, for FUZZ_S seconds a target
 	@bash tools/fuzz.sh $(BIN)/python

@@ -1,9 +1,11 @@
-r"""From DDP to DiLoCo in five lines: each says at its end what it replaces. A rank that is lost ends no run any more.
+r"""From DDP to DiLoCo in five lines: each says at its end what it replaces. One that is lost does not end the others.
 
     torchrun --nnodes=2 --nproc-per-node=1 --rdzv-backend=c10d --rdzv-endpoint=10.0.0.1:29400 \
         examples/ddp_to_diloco.py
 
-torchrun's store is the register. Set HIVE_JOB_SECRET to the same secret on all machines.
+torchrun's store is the register. Where the machine of that endpoint dies, torchrun ends all of them: a register of
+`serve_register` and ranks without torchrun, as in volatile.py, outlive any machine but its own. Set HIVE_JOB_SECRET
+to the same secret on all machines.
 """
 
 from __future__ import annotations

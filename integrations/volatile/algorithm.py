@@ -100,7 +100,7 @@ class Algorithm:
         """One inner step: the optimiser steps inside the block.
 
         Args:
-            tokens: how many tokens or examples it learns from. `AsyncDiLoCo` weighs members by it.
+            tokens: how many tokens or examples it learns from. `PartialMean` and `AsyncDiLoCo` weigh members by it.
 
         Raises:
             EvictedError: the others went on without this member, and have all left.
@@ -108,7 +108,7 @@ class Algorithm:
         """
         if tokens < 1:
             raise MisuseError(f"a step learns from one token at least, not from {tokens}")
-        self._before()
+        self._before(tokens)
         try:
             yield
         except Exception:
@@ -139,7 +139,7 @@ class Algorithm:
     def _begin(self) -> None:
         """This member has joined."""
 
-    def _before(self) -> None:
+    def _before(self, tokens: int) -> None:
         """An inner step begins."""
 
     def _after(self, tokens: int) -> None:

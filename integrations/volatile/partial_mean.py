@@ -1,8 +1,9 @@
 """Synchronous training with whoever is there: each step takes the mean gradient of the members that took part.
 
-It is what DDP does, but for two things. A lost member costs a retry of the step, not the run. A member that was late
-is left out of a step's mean. Its gradient counts in the next step, while it waits there for the others. Where the
-members change just then, or it only follows, it counts in none.
+It is what DDP does, but for three things. A lost member costs a retry of the step, not the run. Members may take
+batches of unequal sizes: each counts by the `tokens` of its step. A member that was late is left out of a step's mean.
+Its gradient counts in the next step, while it waits there for the others. Where the members change just then, or it
+only follows, it counts in none.
 """
 
 from __future__ import annotations
@@ -46,20 +47,21 @@ class PartialMean(Algorithm):
         optimizer.register_step_post_hook(lambda *_: self._stepping(begins=False))
         self.compression, self.quorum = compression, quorum
         self._all = Fragment(self.parameters)
-        self._due: torch.Tensor | None = None
-        """The mean of a step that the others have made, and that the optimiser here is about to."""
+        self._due: list[torch.Tensor] | None = None
+        """The result of a step that the others have made, and that the optimiser here is about to."""
 
     def _stepping(self, *, begins: bool) -> None:
         self._steps = begins
         if not begins:
             self._due = None
 
-    def _before(self) -> None:
-        own = self._all.read_gradients()
+    def _before(self, tokens: int) -> None:
+        # The mean of weighted gradients, and that of the weights, which no compression touches: it is not float32.
+        own = [self._all.read_gradients().mul_(tokens), torch.tensor([tokens], dtype=torch.float64)]
         how: dict[str, Any] = {"quorum": self.quorum, "compression": self.compression, "feedback": "gradients"}
-        mean = own.clone()
-        self.last = self._group.all_reduce(mean, **how)
-        self._due = None if self.last.applied else mean
+        result = [one.clone() for one in own]
+        self.last = self._group.all_reduce(result, **how)
+        self._due = None if self.last.applied else result
         if self._due is not None and not self.last.contributed:
             try:
                 made_up = self._group.make_up(own, **how)
@@ -72,20 +74,22 @@ class PartialMean(Algorithm):
         if self._due is None:  # this member was left out, and holds the others' state: nothing to do for the optimizer
             self._all.clear_gradients()
         else:
-            self._all.write_gradients(self._due)
+            self._all.write_gradients(_weighted_mean(self._due))
 
     def _make_due_step(self) -> None:
         if self._due is not None:
             due, self._due = self._due, None
-            self._apply([due])
+            self._apply(due)
 
-    def _result_elems(self) -> list[int]:
-        return [self._all.elems]
+    def _take_result(self, _step: int, tensors: Sequence[memoryview]) -> None:
+        if list(map(len, tensors)) == [4 * self._all.elems, 8]:  # else it is a caller's own
+            sums, weight = map(bytearray, tensors)
+            self._apply([torch.frombuffer(sums, dtype=torch.float32), torch.frombuffer(weight, dtype=torch.float64)])
 
     def _apply(self, result: Sequence[torch.Tensor]) -> None:
         """A step that the others have made, as this member catches up."""
         self._make_due_step()
-        self._all.write_gradients(result[0])
+        self._all.write_gradients(_weighted_mean(result))
         self._optimizer.step()
         self._all.clear_gradients()  # a caller's next ones would be added to them
 
@@ -129,6 +133,11 @@ class PartialMean(Algorithm):
 
     def _state_bytes(self) -> bytes | None:
         return None if self._due is not None else super()._state_bytes()
+
+
+def _weighted_mean(result: Sequence[torch.Tensor]) -> torch.Tensor:
+    gradients, weight = result
+    return gradients / float(weight)
 
 
 def _on_host(state: Any) -> Any:

@@ -25,6 +25,7 @@ STEPS: Mapping[str, Sequence[str]] = {
     "long": (*MAKE, "test-long"),
     "engines": (*MAKE, "test-engines"),
     "torch": (*MAKE, "test-torch"),
+    "torch-oldest": (*MAKE, "test-torch-oldest"),
     "fuzz": (*MAKE, "fuzz"),
     "sanitize": (*MAKE, "sanitize"),
     "pythons": (*MAKE, "test-pythons"),

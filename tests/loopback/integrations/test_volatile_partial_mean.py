@@ -77,6 +77,37 @@ def test_members_that_take_the_mean_gradient_train_as_one_with_all_batches_and_w
     torch.testing.assert_close(seen[1][max(seen[1])], flat(whole), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("compression", ["", "int8"])
+def test_members_with_batches_of_unequal_sizes_train_as_one_with_all_examples(compression: str) -> None:
+    where, rows, steps = register(), (1, 3), 4
+    networks = [model() for _ in range(SIZE)]
+
+    def part(number: int, rank: int) -> slice:
+        return slice(0, rows[0]) if rank == 0 else slice(rows[0], sum(rows))
+
+    def run(rank: int) -> None:
+        inner = sgd(networks[rank])
+        algorithm = PartialMean(networks[rank].parameters(), optimizer=inner, compression=compression)
+        with algorithm.join(where, name=f"member-{rank}", members_min=SIZE, settings=SETTINGS):
+            for number in range(steps):
+                inputs, targets = (one[part(number, rank)] for one in batch(number))
+                inner.zero_grad()
+                torch.nn.functional.mse_loss(networks[rank](inputs), targets).backward()
+                with algorithm.step(tokens=rows[rank]):
+                    inner.step()
+
+    in_threads(SIZE, run)
+    whole = model()
+    optimizer = sgd(whole)
+    for number in range(steps):
+        inputs, targets = batch(number)
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(whole(inputs), targets).backward()
+        optimizer.step()
+    assert torch.equal(flat(networks[0]), flat(networks[1]))
+    torch.testing.assert_close(flat(networks[0]), flat(whole), rtol=1e-4, atol=0.01 if compression else 1e-6)
+
+
 def test_a_member_that_is_always_slower_counts_in_the_next_steps_and_holds_what_the_others_hold(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
