@@ -97,7 +97,7 @@ test-torch: setup ## PyTorch's own distributed tests, Lightning, Accelerate, tor
 	  $$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["frameworks"])')
 	$(BIN)/python -m pytest tests/torch_suite
 
-test-torch-oldest: setup ## The integrations' tests on the oldest torch that is supported, several GB, in five minutes
+test-torch-oldest: setup ## The integrations' tests on the oldest torch, several GB, in five minutes
 	@bash tools/oldest_torch.sh $(BIN)/python
 
 fuzz: setup ## Whatever reads a peer's bytes, for FUZZ_S seconds a target

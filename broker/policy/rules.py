@@ -100,11 +100,7 @@ def _check_order(entry: ClassPolicy, capacity_bits_per_s: int | None) -> Iterabl
     pairs = (("floor", entry.floor, "guarantee", entry.guarantee), ("floor", entry.floor, "ceiling", entry.ceiling),
              ("guarantee", entry.guarantee, "ceiling", entry.ceiling))  # fmt: skip
     for low_key, low, high_key, high in pairs:
-        low_figure, high_figure = (
-            _figure(low, capacity_bits_per_s, like=high),
-            _figure(high, capacity_bits_per_s, like=low),
-        )
-        if low_figure is not None and high_figure is not None and low_figure > high_figure:
+        if _is_above(low, high):
             reason = f"above the {high_key} of {show(high)}; lower it or raise {prefix}{high_key}"
             yield ConfigurationError(prefix + low_key, show(low), reason)
     if capacity_bits_per_s is not None:
@@ -130,15 +126,13 @@ def _check_sum(
         )  # fmt: skip
 
 
-def _figure(share: Share, capacity_bits_per_s: int | None, *, like: Share) -> float | None:
-    """A share as something that can be compared with another one: both fractions, both rates, or both of a capacity."""
-    if share.fraction is not None and like.fraction is not None:
-        return share.fraction
-    if share.rate_bits_per_s is not None and like.rate_bits_per_s is not None:
-        return float(share.rate_bits_per_s)
-    if capacity_bits_per_s is None:
-        return None
-    return float(share.rate_bits_per_s or (share.fraction or 0.0) * capacity_bits_per_s)
+def _is_above(low: Share, high: Share) -> bool:
+    """Whether a share is above one of its kind. Of two kinds the decision takes the smaller (`promises`)."""
+    if low.fraction is not None and high.fraction is not None:
+        return low.fraction > high.fraction
+    if low.rate_bits_per_s is not None and high.rate_bits_per_s is not None:
+        return low.rate_bits_per_s > high.rate_bits_per_s
+    return False
 
 
 def show(share: Share) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -128,7 +129,12 @@ def _section(raw: dict[str, Any], one: Setting) -> dict[str, Any] | None:
         known = ", ".join(str(entry.get("name")) for entry in entries)
         raise ConfigurationError("interface", one.name, f"the configuration shapes no such interface; it has {known}")
     table = raw.setdefault(one.kind, {})
-    section = table.setdefault(one.name, {}) if isinstance(table, dict) else None
+    if not isinstance(table, dict):
+        return None
+    if one.kind == "job" and one.name not in table:  # a section of its own would hide the pattern that it falls under
+        pattern = next((name for name in table if fnmatch.fnmatchcase(one.name, name)), None)
+        table[one.name] = copy.deepcopy(table[pattern]) if pattern is not None else {}
+    section = table.setdefault(one.name, {})
     return section if isinstance(section, dict) else None
 
 

@@ -27,7 +27,7 @@ done
 # What units, configurations and messages name as docs/.
 for page in docs/*.md docs/{operate,reference,understand}/*.md; do put "$page" "$about/$page"; done
 put systemd/hive-qos-sysusers.conf usr/lib/sysusers.d/hive-qos.conf
-put systemd/hive-qos-sysctl.conf usr/lib/sysctl.d/60-hive-qos.conf
+put systemd/hive-qos-sysctl.conf usr/lib/sysctl.d/10-hive-qos.conf
 
 mkdir -p "$root"/usr/share/{bash-completion/completions,zsh/vendor-completions,fish/vendor_completions.d,man/man1,doc/hive-qos}
 # Of these sources, installed or not.

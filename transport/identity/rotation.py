@@ -62,13 +62,13 @@ class Standing(enum.Enum):
     UNKNOWN = "unknown"
 
 
-STEPS: dict[str, tuple[tuple[Phase, ...], Phase]] = {
-    "begin": ((Phase.STEADY,), Phase.BEGUN),
-    "switch": ((Phase.BEGUN, Phase.SWITCHED), Phase.SWITCHED),
-    "finish": ((Phase.SWITCHED,), Phase.STEADY),
-    "cancel": ((Phase.BEGUN,), Phase.STEADY),
+STEPS: dict[str, tuple[Phase, ...]] = {
+    "begin": (Phase.STEADY,),
+    "switch": (Phase.BEGUN, Phase.SWITCHED),
+    "finish": (Phase.SWITCHED,),
+    "cancel": (Phase.BEGUN,),
 }
-"""Each step: the phases in which it can be taken, and the one that it leads to."""
+"""The phases in which each step can be taken."""
 
 
 @dataclass(frozen=True)
@@ -172,9 +172,9 @@ def ca_rotate(directory: str | Path, step: str, *, days: int, force: bool, now: 
     with locked(folder):
         authority = load_ca(folder)
         phase = _phase(folder, authority)
-        allowed, _ = STEPS[step]
+        allowed = STEPS[step]
         if phase not in allowed:
-            possible = " or ".join(name for name, (phases, _) in STEPS.items() if phase in phases)
+            possible = " or ".join(name for name, phases in STEPS.items() if phase in phases)
             raise ConfigurationError("step", step, f"the rotation is {phase.value}; now use {possible}")
         if step == "finish" and not force:
             _refuse_to_leave_behind(folder, now=now)

@@ -210,7 +210,11 @@ def _confirmed(trial_s: float, offered: str | None, installed: Path, *, path: st
 def _ended_elsewhere(offered: str | None, installed: Path, path: str | None) -> bool:
     """Another terminal has ended the trial: whether it kept what was on trial."""
     codes = {alarm.get("code") for alarm in http.status(path).get("alarms", []) if isinstance(alarm, dict)}
-    kept = "configuration-rolled-back" not in codes and offered in (None, read(installed))
+    former = {
+        "configuration-rolled-back",
+        "configuration-rejected",
+    } & codes  # the latter where the broker was restarted
+    kept = not former and offered in (None, read(installed))
     _say("\nconfirmed from another terminal\n" if kept else "\nended from another terminal\n")
     return kept
 

@@ -86,8 +86,9 @@ def _default_routes(root: Path) -> dict[str, tuple[str, ...]]:
     found: list[tuple[int, str, str]] = []
     for line in _lines(root / "proc/net/route")[1:]:
         fields = line.split()
-        if len(fields) >= 8 and fields[1] == fields[7] == "00000000" and int(fields[3], 16) & 1:
-            found.append((int(fields[6]), fields[0], "IPv4"))
+        unreachable = len(fields) < 8 or int(fields[3], 16) & 0x0200 or fields[0] == "*"
+        if not unreachable and fields[1] == fields[7] == "00000000" and int(fields[3], 16) & 1:
+            found.append((int(fields[6]) & 0xFFFFFFFF, fields[0], "IPv4"))  # some kernels print it with a sign
     for line in _lines(root / "proc/net/ipv6_route"):
         fields = line.split()
         unreachable = len(fields) < 10 or int(fields[8], 16) & 0x0200 or fields[9] == "lo"

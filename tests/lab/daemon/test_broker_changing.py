@@ -250,6 +250,20 @@ def test_a_trial_confirmed_in_another_terminal_ends_the_question(broker: Broker)
     assert installed(broker) == NEW
 
 
+def test_a_broker_that_is_restarted_in_a_trial_of_its_own_file_has_not_kept_it(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (broker.folder / "broker.toml").write_text(NEW)
+    monkeypatch.setattr(broker, "configuration", NEW)
+    with terminal(broker, "apply", "--confirm-within", "10m") as seen:
+        seen.wait_for("Keep it? [y/N]")
+        broker.end(signal.SIGKILL)
+        broker.start()
+        assert seen.ends() == 5
+        assert seen.sees("ended from another terminal")
+    wait_until(lambda: root_mbit(broker) > 15)
+
+
 def test_without_an_answer_in_time_the_former_configuration_and_file_come_back(broker: Broker) -> None:
     with terminal(broker, "apply", new_file(broker), "--confirm-within", "2s") as seen:
         assert seen.ends() == 5

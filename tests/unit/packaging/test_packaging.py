@@ -105,11 +105,12 @@ def test_zsh_and_fish_get_a_completion_of_the_form_that_each_loads(tree: Path) -
 
 
 def test_removing_takes_back_the_sizes_of_buffers_that_the_package_sets(tree: Path) -> None:
-    lines = (tree / "usr/lib/sysctl.d/60-hive-qos.conf").read_text().splitlines()
+    lines = (tree / "usr/lib/sysctl.d/10-hive-qos.conf").read_text().splitlines()
     settings = dict(line.split(" = ") for line in lines if line and not line.startswith("#"))
     assert set(settings) == {"net.core.rmem_max", "net.core.wmem_max"}
     (value,) = set(settings.values())
     assert f'!= {value} ] || echo "$before"' in (tree / "DEBIAN/prerm").read_text()
+    assert f"-ge {value} ]" in (tree / "DEBIAN/postinst").read_text(), "it lowers none that is larger"
 
 
 def test_removing_ends_every_service_that_can_be_enabled_and_purging_takes_its_user_and_state(tree: Path) -> None:

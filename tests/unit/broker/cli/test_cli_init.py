@@ -67,6 +67,14 @@ def test_the_uplink_is_where_the_default_routes_lead_with_its_drivers_speed(host
     assert (uplink.name, uplink.driver_bits_per_s, uplink.families) == ("eth0", 2_500_000_000, ("IPv4", "IPv6"))
 
 
+def test_a_default_route_that_leads_nowhere_is_no_uplink(host: Host) -> None:
+    before = (host.root / "proc/net/route").read_text(encoding="utf-8")
+    for flags, metric in (("0201", -16689024), ("0001", 5)):  # unreachable, with a metric that wants 32 bits; blackhole
+        before += f"* 00000000 00000000 {flags} 0 0 {metric} 00000000 0 0 0\n"
+    host.write("proc/net/route", before).link("eth0").route("eth0", 100)
+    assert host.names() == ["eth0"]
+
+
 def test_two_uplinks_stand_in_the_order_of_their_metrics(host: Host) -> None:
     host.link("eth0").link("wwan0").route("wwan0", 700).route("eth0", 100)
     assert host.names() == ["eth0", "wwan0"]

@@ -30,6 +30,13 @@ def test_a_job_and_an_interface_can_be_set() -> None:
     assert policy.interfaces[0].egress_bits_per_s == 80_000_000
 
 
+def test_a_setting_of_a_job_that_a_pattern_limits_leaves_all_else_of_the_pattern() -> None:
+    limited = TEXT + '[job."nightly-*"]\nceiling = "10 %"\nuid = 1000\n'
+    policy = load(limited, settings=put("job", "nightly-1", "weight=2"))
+    found = {entry.name: (entry.ceiling, entry.uid, entry.weight) for entry in policy.jobs}
+    assert found == {"nightly-*": (Share(0.1), 1000, 1.0), "nightly-1": (Share(0.1), 1000, 2.0)}
+
+
 @pytest.mark.parametrize(
     ("kind", "name", "text", "words"),
     [

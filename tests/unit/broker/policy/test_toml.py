@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from broker.law.sharing.promises import promises
 from broker.policy.toml import MATCH_RULES_MAX, ConfigurationErrors, load
 from broker.policy.types import CLASS_NAMES, MatchRule, Share
 from hive_qos.errors import HiveError
@@ -189,3 +190,25 @@ def test_a_file_of_nothing_but_mistakes_is_answered_in_a_page() -> None:
     assert text.count("\n") <= 100
     assert all(line.isprintable() for line in text.split("\n"))
     assert len(caught.value.problems) == 3_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[class.other]\nguarantee = "1 kbit/s"\n',
+        '[class.control]\nguarantee = "100 kbit/s"\n',
+        '[[schedule]]\nname = "day"\nfrom = "08:00"\nto = "18:00"\ntimezone = "UTC"\n'
+        '[schedule.class.storage]\nceiling = "100 kbit/s"\n',
+    ],
+)
+def test_what_was_left_out_gives_way_to_a_rate_as_it_does_to_a_share(text: str) -> None:
+    policy = load(HEAD + text)
+    for entry in policy.classes:
+        found = promises(entry, 40_000_000)
+        assert found.floor <= found.guarantee <= found.ceiling
+
+
+@pytest.mark.parametrize("digits", [31, 2000])
+def test_a_figure_of_many_digits_is_none(digits: int) -> None:
+    with pytest.raises(ConfigurationErrors, match="write"):
+        load(f'version = 1\n[[interface]]\nname = "eth0"\negress = "{"9" * digits} bit/s"\n')
