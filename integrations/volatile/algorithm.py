@@ -33,6 +33,9 @@ from transport.volatile.group import EVERYBODY, JOIN_S, STEP_S, VolatileGroup
 from transport.volatile.register.register import Register
 from transport.volatile.steps import Committed
 
+Layout = tuple[tuple[int, torch.dtype], ...]
+"""How many values each tensor of a step has, and of which dtype. No compression touches those that are not float32."""
+
 
 class Algorithm:
     """One member's part in training. All methods belong to the thread that trains.
@@ -154,9 +157,9 @@ class Algorithm:
     def _apply(self, result: Sequence[torch.Tensor]) -> None:
         """Do what all members do alike with the result of a step."""
 
-    def _result_elems(self) -> list[int]:
-        """How many values each tensor of the next step has; none for an algorithm without steps."""
-        return []
+    def _result_layout(self) -> Layout:
+        """Of the next step; () for an algorithm without steps."""
+        return ()
 
     def _alike(self) -> dict[str, Any]:
         """Settings, by name, that all members have to have alike; who joins with others is refused."""
@@ -202,9 +205,10 @@ class Algorithm:
 
     def _take_result(self, _step: int, tensors: Sequence[memoryview]) -> None:
         """Take in a step that the others have made. One of other sizes is a caller's own, and nothing to us."""
-        result = [torch.frombuffer(bytearray(one), dtype=torch.float32) for one in tensors if len(one) % 4 == 0]
-        if [one.numel() for one in result] == self._result_elems():
-            self._apply(result)
+        layout = self._result_layout()
+        if [len(one) for one in tensors] == [elems * dtype.itemsize for elems, dtype in layout]:
+            parts = zip(tensors, layout, strict=True)
+            self._apply([torch.frombuffer(bytearray(one), dtype=dtype) for one, (_, dtype) in parts])
 
     def _take_state_bytes(self, data: bytes) -> None:
         shared, own = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True), self._described()
@@ -285,8 +289,8 @@ class GlobalAlgorithm(Algorithm):
         """The fragment of the next round: all members have committed the same number."""
         return self._rounds % len(self._fragments)
 
-    def _result_elems(self) -> list[int]:
-        return [self._fragments[self._place].elems]
+    def _result_layout(self) -> Layout:
+        return ((self._fragments[self._place].elems, torch.float32),)
 
     def _step(self, mean: torch.Tensor, gradient: torch.Tensor) -> None:
         """The outer step of the next fragment. Its old global values stay as they were, for who still reads them."""

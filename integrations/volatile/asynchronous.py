@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from integrations.volatile import outer
-from integrations.volatile.algorithm import GlobalAlgorithm
+from integrations.volatile.algorithm import GlobalAlgorithm, Layout
 from transport.collectives.reduce_op import ReduceOp
 from transport.volatile.group import VolatileGroup
 
@@ -229,7 +229,7 @@ class AsyncDiLoCo(GlobalAlgorithm):
         """What this member adds to the sums of a merge; nothing without a snapshot."""
         fragment = self._fragments[place]
         directions = torch.zeros(fragment.elems)
-        scalars = torch.zeros(_LENGTHS + len(fragment.parameters))
+        scalars = torch.zeros(_LENGTHS + len(fragment.parameters), dtype=torch.float64)
         scalars[_RATE], scalars[_MEMBERS], scalars[_ENDING] = self._steps_per_s(), 1.0, float(self._ending)
         if snapshot is not None:
             weight = snapshot.tokens * snapshot.tokens / snapshot.steps
@@ -243,8 +243,9 @@ class AsyncDiLoCo(GlobalAlgorithm):
                 torch.mul(part, scale, out=target)
         return [directions, scalars]
 
-    def _result_elems(self) -> list[int]:
-        return [self._fragments[self._place].elems, _LENGTHS + len(self._fragments[self._place].parameters)]
+    def _result_layout(self) -> Layout:
+        fragment = self._fragments[self._place]
+        return (fragment.elems, torch.float32), (_LENGTHS + len(fragment.parameters), torch.float64)
 
     def _apply(self, result: Sequence[torch.Tensor]) -> None:
         """Step the outer optimiser with the sums of a merge; with those of nobody's changes only count it."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from hive_qos.errors import MisuseError
-from integrations.volatile.algorithm import Algorithm
+from integrations.volatile.algorithm import Algorithm, Layout
 from integrations.volatile.fragments import Fragment
 
 
@@ -56,7 +56,7 @@ class PartialMean(Algorithm):
             self._due = None
 
     def _before(self, tokens: int) -> None:
-        # The mean of weighted gradients, and that of the weights, which no compression touches: it is not float32.
+        # The mean of weighted gradients, and that of the weights.
         own = [self._all.read_gradients().mul_(tokens), torch.tensor([tokens], dtype=torch.float64)]
         how: dict[str, Any] = {"quorum": self.quorum, "compression": self.compression, "feedback": "gradients"}
         result = [one.clone() for one in own]
@@ -81,10 +81,8 @@ class PartialMean(Algorithm):
             due, self._due = self._due, None
             self._apply(due)
 
-    def _take_result(self, _step: int, tensors: Sequence[memoryview]) -> None:
-        if list(map(len, tensors)) == [4 * self._all.elems, 8]:  # else it is a caller's own
-            sums, weight = map(bytearray, tensors)
-            self._apply([torch.frombuffer(sums, dtype=torch.float32), torch.frombuffer(weight, dtype=torch.float64)])
+    def _result_layout(self) -> Layout:
+        return (self._all.elems, torch.float32), (1, torch.float64)
 
     def _apply(self, result: Sequence[torch.Tensor]) -> None:
         """A step that the others have made, as this member catches up."""

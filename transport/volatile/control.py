@@ -445,7 +445,13 @@ class Control:
         self.enter(held)
 
     def enter(self, held: View) -> None:
-        """Work in that view from now on, if it is newer."""
+        """Work in that view from now on, if it is newer.
+
+        Raises:
+            RegisterForgotError: it is another one of the same epoch: the register was emptied, and another run began.
+        """
+        if held.epoch == self.view.epoch and held != self.view:
+            raise RegisterForgotError("reading the view", f"the register holds another epoch {held.epoch}")
         with self.changed:
             before = self.view
             self.apply(commit.entered, held)
@@ -478,6 +484,10 @@ class Control:
         for sender, message in self._early:
             self._heard(sender, message)
         self._early.clear()
+        self._look_s = 0.0
+
+    def look_soon(self) -> None:
+        """Look once all mail is heard."""
         self._look_s = 0.0
 
     def _look(self) -> None:

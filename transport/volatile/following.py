@@ -139,6 +139,8 @@ class Follower:
             if size > self._state_bytes_max:
                 limit = f"{self._state_bytes_max} (Settings.receive_bytes_max)"
                 raise PeerError(str(same[0]), f"its state has {size} bytes, and this process takes at most {limit}")
+            if fetch is not None:
+                self._control.tell_first(Pause("its state takes longer to fetch than the others keep it"))
             fetch = Fetch(what, state=True)
         if not fetch.run([one for one in holders if one.member in same], stop=self._control.is_over):
             return fetch

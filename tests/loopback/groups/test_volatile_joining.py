@@ -24,6 +24,7 @@ from transport.volatile.membership.succession import Succession
 from transport.volatile.protocol.commit import Phase
 from transport.volatile.protocol.view import Member, View
 from transport.volatile.register.register import MemoryStore, Register
+from transport.volatile.transfer.fetch import Fetch
 
 
 @pytest.mark.parametrize(("follows", "engine"), [(True, "auto"), (False, "auto"), (True, "aioquic")])
@@ -105,6 +106,28 @@ def test_who_cannot_keep_up_is_waited_for_once_and_the_log_says_why(
         second = start("b", store, apply_s=0.1)  # each result takes it as long as many steps take the other
         until(lambda: first.allow() or works(second, "a", "b"))
     assert "the next step waits for b, which does not catch up" in caplog.text
+    agree(first, second)
+
+
+def test_who_fetches_a_state_for_longer_than_the_others_keep_it_is_waited_for(
+    start: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("transport.volatile.transfer.shelf.RESULTS_MAX", 2)
+    store, run = MemoryStore(), Fetch.run
+    first = start("a", store)
+
+    def slowly(fetch: Fetch, *holders: Any, **options: Any) -> bool:
+        began = first.step
+        wait_until(lambda: not fetch.state or first.group.view.pause or first.step > began + 4)
+        return run(fetch, *holders, **options)
+
+    monkeypatch.setattr(Fetch, "run", slowly)
+    first.allow()
+    until(lambda: first.step == 1)
+    with caplog.at_level(logging.WARNING):
+        second = start("b", store)
+        until(lambda: first.allow() or works(second, "a", "b"))
+    assert "its state takes longer to fetch than the others keep it" in caplog.text
     agree(first, second)
 
 

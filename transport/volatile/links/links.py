@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from hive_qos.errors import HiveError, PeerError
 from transport.settings import Settings
-from transport.volatile.links.mesh import CONNECT_S, Mesh
+from transport.volatile.links.mesh import Mesh, connect_s
 from transport.volatile.protocol import messages
 from transport.volatile.protocol.admission import LOOK_S, Plan
 from transport.volatile.protocol.messages import Ask, Connected, Mail
@@ -59,6 +59,7 @@ class Links:
         self._plan: Plan | None = None
         self._closed = False
         self._tags = itertools.count()
+        self._free_tags: list[int] = []
 
     @property
     def present(self) -> Mesh:
@@ -85,7 +86,7 @@ class Links:
 
     def begin(self, number: int, members: frozenset[Member]) -> None:
         """Connect in a thread of its own. Once it is done, all of them hear `Connected`, this member too."""
-        plan = Plan(number, members, time.monotonic() + CONNECT_S + LOOK_S)
+        plan = Plan(number, members, time.monotonic() + connect_s(len(members)) + LOOK_S)
         with self._lock:
             self._plan = plan
         run = functools.partial(self._connect_beside, plan)
@@ -196,7 +197,13 @@ class Links:
         return next((one for one in meshes if one is not None and member in one.members), None)
 
     def _question(self, mesh: Mesh, member: Member, step: int, index: int | None) -> Work:
-        tag = next(self._tags)
+        try:
+            tag = self._free_tags.pop()
+        except IndexError:
+            tag = next(self._tags)
         work = mesh.replied(member, tag, timeout_s=UNANSWERED_S)
+        # Who asks for days may not take a new one each time: both ends keep a count of each. One whose answer may still
+        # come is not taken again.
+        work.add_done_callback(lambda ended: self._free_tags.append(tag) if ended.exception() is None else None)
         mesh.mail(member, messages.encode(Ask(step, index, tag)))
         return work

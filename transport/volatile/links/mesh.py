@@ -20,8 +20,9 @@ from transport.volatile.protocol.view import Member
 from transport.volatile.register.register import Register
 from transport.work import Work
 
-CONNECT_S = 10.0
-"""A mesh whose members do not all connect in that time comes to nothing."""
+CONNECT_S, CONNECT_EACH_S = 10.0, 0.5
+"""A mesh whose members do not all connect in that time, and some for each, comes to nothing. Each member reads of each
+other one in the register, which may be far from it."""
 CLOSE_S = 1.0
 _MAIL = 2**31 - 7
 _REPLIES = 2**32
@@ -30,6 +31,11 @@ _FOREVER_S = 10.0 * 365 * 86400
 _log = logging.getLogger("transport.volatile")
 
 OnMail = Callable[["Mesh", Member, bytes], None]
+
+
+def connect_s(members: int) -> float:
+    """How long so many may take to connect."""
+    return CONNECT_S + CONNECT_EACH_S * members
 
 
 class Mesh:
@@ -83,7 +89,7 @@ class Mesh:
             rank=ordered.index(me),
             world_size=len(ordered),
             name=f"volatile/{number}",
-            connect_timeout_s=CONNECT_S,
+            connect_timeout_s=connect_s(len(ordered)),
             settings=settings,
         )
         return cls(number, ordered, group, on_mail=on_mail, on_loss=on_loss)

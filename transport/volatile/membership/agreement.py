@@ -43,5 +43,12 @@ class Agreement(Protocol):
             RegisterLostError: it cannot be reached; of the kind `RegisterForgotError` where it has forgotten a view.
         """
 
+    def look_soon(self) -> None:
+        """Look once all mail is heard who asks to join, and what is next for those."""
+
     def enter(self, held: View) -> None:
-        """Work in that view from now on, if it is newer."""
+        """Work in that view from now on, if it is newer.
+
+        Raises:
+            RegisterForgotError: it is another one of the same epoch.
+        """

@@ -13,7 +13,7 @@ from typing import Any
 
 from transport.volatile.membership.agreement import Agreement
 from transport.volatile.protocol import commit
-from transport.volatile.protocol.admission import Admission, LetIn, MakePlan
+from transport.volatile.protocol.admission import READ_S, Admission, LetIn, MakePlan
 from transport.volatile.protocol.arrivals import Deadlines
 from transport.volatile.protocol.commit import Contributors, Phase, Send
 from transport.volatile.protocol.messages import Arrived, Connect, Unfit
@@ -69,11 +69,18 @@ class FirstWorker:
         if not self.is_us:
             return
         view, links, admission, now_s = self._view, self._agreement.links, self._admission, time.monotonic()
-        numbers = admission.to_read(view, self._register.asked())
-        admission.hear({number: self._register.request(number) for number in numbers}, view, now_s)
+        # A register may be far away, and while it is read nothing is heard: the rest is read at the next look.
+        found = {}
+        for number in admission.to_read(view, self._register.asked()):
+            found[number] = self._register.request(number)
+            if time.monotonic() - now_s > READ_S:
+                break
+        admission.hear(found, view, now_s)
         for one in admission.doubted(now_s):
             if admission.beat(one, self._register.beat(one), now_s):
                 _log.info("%s asked to join, and is gone", one)
+            if time.monotonic() - now_s > READ_S:
+                break
         step = admission.next(
             frozenset(view.members) - links.present.lost(),
             plan=links.plan,
@@ -103,7 +110,8 @@ class FirstWorker:
         """That member has the connections of that number."""
         self._admission.connected(number, sender)
         if self._agreement.state.phase is not Phase.FROZEN:
-            self.admit()
+            self._wish_connections()
+            self._agreement.look_soon()
 
     def _wish_connections(self) -> None:
         """Every member's task: have the next view work on its newest connections, once all who learn have them, too."""

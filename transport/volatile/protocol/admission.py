@@ -13,6 +13,8 @@ from transport.volatile.protocol.view import Member, View
 READ_MAX, READ_BACK_MAX = 16, 256
 """Requests are read so many at a time, while nothing else is heard. Of those that a new first worker finds, the newest
 are read: whoever still waits asks anew each few seconds."""
+READ_S = 0.5
+"""And no longer than that, at one look."""
 LOOK_S = 0.5
 """How often the first worker looks who asks to join: one small request."""
 BEAT_S = 1.0
@@ -21,6 +23,9 @@ DOUBT_S = 1.0
 """Connections that are not there by then may wait for a process that has died: beats are read from then on."""
 SILENT_S = 3.0
 """A candidate whose beat has stopped for so long is given up: two beats were missed, and the store may be slow."""
+AGAIN_S, AGAIN_S_MAX = 10.0, 320.0
+"""A candidate that could not be connected alone is tried again after that, and after twice as long each time: all
+members open connections for it, and one behind a firewall never comes."""
 HOLE_S = 10.0
 """A request that is not written so long after its number was taken never will be: a store's calls end in that time."""
 
@@ -57,9 +62,11 @@ class Admission:
         self._last = 0
         self._holes: dict[int, float] = {}
         self._candidates: dict[Member, bool] = {}
-        self._failed: set[Member] = set()
+        self._failed: dict[Member, tuple[float, float]] = {}
+        """Who could not be connected, when to try again, and how long that wait is."""
         self._named: set[Member] = set()
         self._beats: dict[Member, tuple[int | None, float]] = {}
+        self._read_s: dict[Member, float] = {}
         self._connected: dict[int, set[Member]] = {}
         self._planned_s: float | None = None
 
@@ -104,16 +111,18 @@ class Admission:
         for one in members:
             self._candidates.pop(one, None)
             self._beats.pop(one, None)
-            self._failed.discard(one)
+            self._read_s.pop(one, None)
+            self._failed.pop(one, None)
             self._named.discard(one)
 
     def doubted(self, now_s: float) -> list[Member]:
-        """Whose beats to read: candidates whose connections are not there soon."""
+        """Whose beats to read: candidates whose connections are not there soon, who was read longest ago first."""
         slow = self._planned_s is not None and now_s - self._planned_s >= DOUBT_S
-        return list(self._candidates) if slow else []
+        return sorted(self._candidates, key=lambda one: self._read_s.get(one, 0.0)) if slow else []
 
     def beat(self, member: Member, count: int | None, now_s: float) -> bool:
         """What its beat is now; whether that candidate is given up, as its beat has stopped."""
+        self._read_s[member] = now_s
         before, since_s = self._beats.setdefault(member, (count, now_s))
         if count != before:
             self._beats[member] = (count, now_s)
@@ -157,12 +166,13 @@ class Admission:
         """
         late = plan is not None and now_s > plan.give_up_s
         if plan is not None and late:
-            self._fail(plan.members)
+            self._fail(plan.members, now_s)
         self.forget(newest_lost)
-        if not self._candidates:
+        chosen = self._chosen(now_s)
+        if not chosen:
             self._planned_s = None
             return None
-        wanted = living | self._chosen()
+        wanted = living | chosen
         there = self.have(newest)
         if there >= wanted:
             joining = there & self._candidates.keys()
@@ -175,14 +185,17 @@ class Admission:
         in_vain = not plan.members <= wanted  # it waits for one that was given up, or that others need not wait for
         return MakePlan(wanted) if (not wanted <= plan.members if stands else in_vain) else None
 
-    def _fail(self, members: Iterable[Member]) -> None:
+    def _fail(self, members: Iterable[Member], now_s: float) -> None:
         """Those were not connected in time, and one of them may never be: they are tried later, and one by one."""
         for one in members:
             if one in self._candidates and one not in self._named:
                 self._candidates[one] = self._candidates.pop(one)  # behind the others
-                self._failed.add(one)
+                # At first it may be another one's fault.
+                wait_s = min(max(2.0 * self._failed[one][1], AGAIN_S), AGAIN_S_MAX) if one in self._failed else 0.0
+                self._failed[one] = now_s + wait_s, wait_s
 
-    def _chosen(self) -> frozenset[Member]:
-        """The candidates to connect to: all that have not failed, or the first one."""
-        fresh = frozenset(self._candidates.keys() - self._failed)
-        return fresh if fresh - self._named else fresh | frozenset(list(self._candidates)[:1])
+    def _chosen(self, now_s: float) -> frozenset[Member]:
+        """The candidates to connect to: all that have not failed, or the first one that is to be tried again."""
+        fresh = frozenset(self._candidates.keys() - self._failed.keys())
+        again = [one for one in self._candidates if one not in self._failed or self._failed[one][0] <= now_s]
+        return fresh if fresh - self._named else fresh | frozenset(again[:1])

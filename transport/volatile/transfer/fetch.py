@@ -144,11 +144,6 @@ class Fetch:
         self._unasked: deque[int] = deque()
         self._answers: queue.SimpleQueue[tuple[tuple[_Source, int], Work]] = queue.SimpleQueue()
 
-    @property
-    def pieces_left(self) -> int:
-        """How many are missing."""
-        return len(self._missing)
-
     def tensors(self) -> list[memoryview]:
         """The bytes of each tensor."""
         ends = [sum(self.what.lengths[: place + 1]) for place in range(len(self.what.lengths))]

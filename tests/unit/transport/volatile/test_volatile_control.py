@@ -11,7 +11,7 @@ from transport import Settings
 from transport.volatile.control import Control
 from transport.volatile.protocol import commit
 from transport.volatile.protocol.view import DIGEST_BYTES, Member, View
-from transport.volatile.register.register import MemoryStore, Register
+from transport.volatile.register.register import MemoryStore, Register, RegisterForgotError
 
 WORKER, LEARNER = Member("a", 1), Member("b", 1)
 
@@ -51,3 +51,14 @@ def test_who_learns_looks_for_the_next_view_before_it_gives_all_others_up(goes_o
     control._see_losses()
     assert control.view.epoch == (2 if goes_on else 1)
     assert isinstance(control.failure, EvictedError) is not goes_on
+
+
+def test_a_register_that_was_emptied_and_has_another_run_at_the_same_epoch_has_forgotten_this_one() -> None:
+    register = Register(MemoryStore(), job="job")
+    others = View(1, (Member("c", 1), Member("d", 1)), 0, bytes(DIGEST_BYTES), run=2)
+    register.advance(others, None)
+    control = Control(register, WORKER, settings=Settings(), without_register_s=60.0)
+    control.links = TwoMeshes()  # type: ignore[assignment]
+    control.state = commit.begin(WORKER, view(1, mesh=1))
+    with pytest.raises(RegisterForgotError, match="another epoch 1"):
+        control.read_view()

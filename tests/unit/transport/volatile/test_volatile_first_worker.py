@@ -35,6 +35,9 @@ class Stand:
     def apply(self, rule: Any, *args: Any) -> None:
         self.state, _ = rule(self.state, *args)
 
+    def look_soon(self) -> None:
+        pass
+
 
 def first_worker(stand: Stand) -> FirstWorker:
     return FirstWorker(Register(MemoryStore(), job="job"), stand)  # type: ignore[arg-type]  # has what is asked here

@@ -82,3 +82,30 @@ def test_a_question_is_answered_over_the_connections_that_it_came_over(make_worl
     found = answer.wait()
     assert isinstance(found, np.ndarray)
     assert found.tobytes() == b"state"
+
+
+def test_who_asks_again_and_again_takes_no_more_tags_than_it_has_questions_under_way(
+    make_world: Callable[..., Any],
+) -> None:
+    """Both ends keep a count of each, and who only follows asks for days."""
+    world = make_world(3)
+
+    class OneMesh(Links):
+        """Of a member, over a world in memory."""
+
+        def _connected_to(self, number: int, _members: frozenset[Member]) -> Mesh:
+            group = world.groups[MEMBERS.index(self._me)]
+            return Mesh(number, MEMBERS, group, on_mail=self._mailed, on_loss=lambda: None)
+
+    register = Register(MemoryStore(), job="job")
+    both = [
+        OneMesh(register, me, settings=Settings(), shelf=Shelf(), heard=lambda *_: None, on_loss=lambda: None)
+        for me in MEMBERS[:2]
+    ]
+    for one in both:
+        one.connect(1, frozenset(MEMBERS))
+    (holder,) = both[0].holders(MEMBERS[1:2])
+    for _ in range(20):
+        holder.question(STATE, None).wait()
+        wait_until(lambda: both[0]._free_tags)
+    assert both[0]._free_tags == [0]

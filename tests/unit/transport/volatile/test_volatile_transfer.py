@@ -124,7 +124,7 @@ def test_pieces_of_lost_or_spoiled_holders_come_from_the_others() -> None:
 def test_a_fetch_goes_on_where_it_was_when_all_holders_were_lost() -> None:
     fetch, done = fetch_from(Served(MEMBERS[0], shelf_with(), lost_after=5))
     assert not done
-    left = fetch.pieces_left
+    left = len(fetch._missing)
     assert 0 < left < len(fetch.what.pieces)
     again = Served(MEMBERS[1], shelf_with())
     assert fetch.run([again.holder], stop=lambda: False)
