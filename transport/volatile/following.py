@@ -20,7 +20,7 @@ from transport.volatile.protocol.messages import Pause, Ready
 from transport.volatile.protocol.view import DIGEST_BYTES, Member, View
 from transport.volatile.register.register import POLL_S
 from transport.volatile.transfer.fetch import Fetch, agreed, ask_all
-from transport.volatile.transfer.manifest import STATE, Absent, Manifest, piece_digests
+from transport.volatile.transfer.manifest import STATE, Absent, Manifest
 
 _log = logging.getLogger("transport.volatile")
 
@@ -86,13 +86,21 @@ class Follower:
         return True
 
     def keep(
-        self, step: int, members: tuple[Member, ...], view: View, views: Sequence[TensorView], *, late: bool
+        self,
+        step: int,
+        members: tuple[Member, ...],
+        view: View,
+        views: Sequence[TensorView],
+        pieces: tuple[bytes, ...],
+        *,
+        late: bool,
     ) -> None:
         """Hold the result of a step for those who are behind, as long as there may be any.
 
         Args:
             members: whose parts it has.
             view: in which the step was made.
+            views, pieces: the result, and the digests of its pieces.
             late: there may be workers whose parts it does not have.
         """
         state, shelf = self._control.state, self._control.shelf
@@ -100,7 +108,7 @@ class Follower:
         if holds or late:
             data = [one.data for one in views]
             lengths = tuple(one.nbytes for one in data)
-            shelf.put_result(Manifest(step, state.digest, members, lengths, piece_digests(data), step), data)
+            shelf.put_result(Manifest(step, state.digest, members, lengths, pieces, step), data)
         else:
             shelf.clear(step)
 

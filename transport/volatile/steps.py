@@ -94,6 +94,7 @@ class Steps:
         kept = [bytes(one.data) for one in views]
         part_bytes = sum(map(len, kept))
         attempts, differed, self._reduced = 0, 0, (0, 0)
+        pieces: tuple[bytes, ...] = ()
         give_up_s = math.inf if within else time.monotonic() + timeout_s  # the others have yet to make theirs
         while True:
             group, view = self.ready(give_up_s, timeout_s, within)
@@ -136,7 +137,8 @@ class Steps:
                     for place, one in enumerate(views)
                 ]
                 _end(works)
-                committed, differs = self._exchange(group, view, members, step, views)
+                pieces = piece_digests([one.data for one in views])
+                committed, differs = self._exchange(group, view, members, step, pieces)
                 if committed:
                     break
                 differed += differs
@@ -160,7 +162,7 @@ class Steps:
         for one in views:
             one.write_back()
         if met.attempts:
-            self._follower.keep(met.step, met.members, view, views, late=quorum > 0)
+            self._follower.keep(met.step, met.members, view, views, pieces, late=quorum > 0)
         self._control.hand_over.committed(met.members)
         return met
 
@@ -241,11 +243,11 @@ class Steps:
         return self._control.some(view, members, f"{view.epoch}.{step}")
 
     def _exchange(
-        self, group: Group, view: View, members: tuple[Member, ...], step: int, views: Sequence[TensorView]
+        self, group: Group, view: View, members: tuple[Member, ...], step: int, pieces: tuple[bytes, ...]
     ) -> tuple[bool, bool]:
         """Say that this member is prepared, and hear the others; whether it is committed, and whether they differ."""
         control, differs = self._control, False
-        result = digest_of(piece_digests([one.data for one in views]))
+        result = digest_of(pieces)
         with control.changed:
             if control.view is not view:
                 return False, False
