@@ -4,7 +4,7 @@
 set -euo pipefail
 place=$PWD/out/oldest-torch
 oldest=$("$1" -c 'import re, tomllib; given = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["torch"]; print(re.search(r">=([\d.]+)", given[0])[1])')
-if [[ ! -d $(echo "$place"/torch-"$oldest"*.dist-info) ]]; then
+if ! ls -d "$place/torch-$oldest".*.dist-info >/dev/null 2>&1; then
   "$1" -m pip install --quiet --disable-pip-version-check --upgrade --target "$place" "torch==$oldest.*"
 fi
 PYTHONPATH=$place "$1" -c 'import torch; print("torch", torch.__version__)'

@@ -134,7 +134,7 @@ class Control:
             job=self._register.job,
             settings=self._settings,
             mesh=lambda: self.links.present,
-            waits=self.what_waits,
+            waits=lambda: self.what_waits() if self.idle or self.state.phase is Phase.FROZEN else "",
         )
         with self.changed:
             self._adopt(None)

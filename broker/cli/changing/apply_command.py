@@ -210,11 +210,9 @@ def _confirmed(trial_s: float, offered: str | None, installed: Path, *, path: st
 def _ended_elsewhere(offered: str | None, installed: Path, path: str | None) -> bool:
     """Another terminal has ended the trial: whether it kept what was on trial."""
     codes = {alarm.get("code") for alarm in http.status(path).get("alarms", []) if isinstance(alarm, dict)}
-    former = {
-        "configuration-rolled-back",
-        "configuration-rejected",
-    } & codes  # the latter where the broker was restarted
-    kept = not former and offered in (None, read(installed))
+    # The latter where the broker was restarted meanwhile.
+    kept = codes.isdisjoint(("configuration-rolled-back", "configuration-rejected"))
+    kept = kept and offered in (None, read(installed))
     _say("\nconfirmed from another terminal\n" if kept else "\nended from another terminal\n")
     return kept
 

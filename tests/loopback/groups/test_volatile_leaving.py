@@ -38,6 +38,7 @@ def test_a_job_whose_members_all_died_begins_anew_when_they_are_started_again(
     start: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(restart, "STANDS_S", 0.5)
+    monkeypatch.setattr(restart, "connect_s", lambda members: 0.0)
     store = MemoryStore()
     for one in trio(start, store):
         one.kill()

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 
+from transport.volatile.links.mesh import connect_s
 from transport.volatile.protocol.admission import SILENT_S
 from transport.volatile.protocol.view import Member, View
 from transport.volatile.register.register import Register
 
-STANDS_S = 30.0
-"""Where nothing has happened for so long, nothing will: a loss is seen within 5 s and agreed on within 10, and who asks
-is to connect again each 10 s."""
+STANDS_S = 20.0
+"""Where nothing has happened for so long, and for as long as connecting may take, nothing will: a loss is seen within
+5 s and agreed on within 10, and who asks is to connect again as soon as the last try was in vain."""
 
 
 class Restart:
@@ -37,7 +38,8 @@ class Restart:
             RegisterLostError: the register cannot be reached.
         """
         if (view.epoch, mesh) != self._seen:
-            self._seen, self._look_s, self._asking, self._beats = (view.epoch, mesh), now_s + STANDS_S, {}, {}
+            stands_s = STANDS_S + connect_s(2 * len(view.members))  # and as many who ask
+            self._seen, self._look_s, self._asking, self._beats = (view.epoch, mesh), now_s + stands_s, {}, {}
         if now_s < self._look_s:
             return False
         self._look_s = now_s + SILENT_S

@@ -23,9 +23,6 @@ DOUBT_S = 1.0
 """Connections that are not there by then may wait for a process that has died: beats are read from then on."""
 SILENT_S = 3.0
 """A candidate whose beat has stopped for so long is given up: two beats were missed, and the store may be slow."""
-AGAIN_S, AGAIN_S_MAX = 10.0, 320.0
-"""A candidate that could not be connected alone is tried again after that, and after twice as long each time: all
-members open connections for it, and one behind a firewall never comes."""
 HOLE_S = 10.0
 """A request that is not written so long after its number was taken never will be: a store's calls end in that time."""
 
@@ -62,8 +59,7 @@ class Admission:
         self._last = 0
         self._holes: dict[int, float] = {}
         self._candidates: dict[Member, bool] = {}
-        self._failed: dict[Member, tuple[float, float]] = {}
-        """Who could not be connected, when to try again, and how long that wait is."""
+        self._failed: set[Member] = set()
         self._named: set[Member] = set()
         self._beats: dict[Member, tuple[int | None, float]] = {}
         self._read_s: dict[Member, float] = {}
@@ -112,7 +108,7 @@ class Admission:
             self._candidates.pop(one, None)
             self._beats.pop(one, None)
             self._read_s.pop(one, None)
-            self._failed.pop(one, None)
+            self._failed.discard(one)
             self._named.discard(one)
 
     def doubted(self, now_s: float) -> list[Member]:
@@ -166,13 +162,12 @@ class Admission:
         """
         late = plan is not None and now_s > plan.give_up_s
         if plan is not None and late:
-            self._fail(plan.members, now_s)
+            self._fail(plan.members)
         self.forget(newest_lost)
-        chosen = self._chosen(now_s)
-        if not chosen:
+        if not self._candidates:
             self._planned_s = None
             return None
-        wanted = living | chosen
+        wanted = living | self._chosen()
         there = self.have(newest)
         if there >= wanted:
             joining = there & self._candidates.keys()
@@ -185,17 +180,14 @@ class Admission:
         in_vain = not plan.members <= wanted  # it waits for one that was given up, or that others need not wait for
         return MakePlan(wanted) if (not wanted <= plan.members if stands else in_vain) else None
 
-    def _fail(self, members: Iterable[Member], now_s: float) -> None:
+    def _fail(self, members: Iterable[Member]) -> None:
         """Those were not connected in time, and one of them may never be: they are tried later, and one by one."""
         for one in members:
             if one in self._candidates and one not in self._named:
                 self._candidates[one] = self._candidates.pop(one)  # behind the others
-                # At first it may be another one's fault.
-                wait_s = min(max(2.0 * self._failed[one][1], AGAIN_S), AGAIN_S_MAX) if one in self._failed else 0.0
-                self._failed[one] = now_s + wait_s, wait_s
+                self._failed.add(one)
 
-    def _chosen(self, now_s: float) -> frozenset[Member]:
-        """The candidates to connect to: all that have not failed, or the first one that is to be tried again."""
-        fresh = frozenset(self._candidates.keys() - self._failed.keys())
-        again = [one for one in self._candidates if one not in self._failed or self._failed[one][0] <= now_s]
-        return fresh if fresh - self._named else fresh | frozenset(again[:1])
+    def _chosen(self) -> frozenset[Member]:
+        """The candidates to connect to: all that have not failed, or the first one."""
+        fresh = frozenset(self._candidates.keys() - self._failed)
+        return fresh if fresh - self._named else fresh | frozenset(list(self._candidates)[:1])

@@ -128,17 +128,6 @@ def test_who_lives_and_cannot_be_reached_is_tried_after_the_others_and_does_not_
     assert first.let_in.joining == {D}
 
 
-def test_who_can_never_be_reached_is_tried_ever_more_seldom_and_keeps_nobody_out() -> None:
-    first = First()
-    first.ask(C)
-    first.until(3600.0)
-    assert len(first.plans) < 20, "all members open connections for each"
-    first.ask(D)
-    first.until(3660.0, reachable={D})
-    assert first.let_in is not None
-    assert first.let_in.joining == {D}
-
-
 def test_who_is_to_be_let_in_is_in_each_later_plan_until_the_view_has_changed() -> None:
     first = First()
     first.ask(C)
