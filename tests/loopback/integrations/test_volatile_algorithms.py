@@ -280,7 +280,7 @@ def test_who_joins_gets_no_state_in_which_a_committed_step_is_missing(
             wait_until(algorithm._state_bytes)
 
 
-@pytest.mark.parametrize(
+ALL = pytest.mark.parametrize(
     "make",
     [
         lambda network, inner: DiLoCo(network.parameters(), every=2),
@@ -291,6 +291,9 @@ def test_who_joins_gets_no_state_in_which_a_committed_step_is_missing(
     ],
     ids=["DiLoCo", "StreamingDiLoCo", "AsyncDiLoCo", "A2CiD2", "PartialMean"],
 )
+
+
+@ALL
 def test_a_member_that_was_left_out_joins_again_in_the_middle_of_training(make: Callable[..., Algorithm]) -> None:
     networks, where, ended = [model() for _ in range(3)], register(), threading.Event()
     held: dict[int, list[torch.Tensor]] = {}
@@ -476,19 +479,6 @@ def test_fragments_of_other_parameters_and_of_equal_sizes_are_told_apart() -> No
 
     assert described((0, 2), (1, 3)) != described((0, 1), (2, 3))
     assert described((0, 2), (1, 3)) == described((0, 2), (1, 3), rate=1.0)
-
-
-ALL = pytest.mark.parametrize(
-    "make",
-    [
-        lambda network, inner: DiLoCo(network.parameters(), every=1),
-        lambda network, inner: StreamingDiLoCo(network.parameters(), every=2, fragments=2, overlap=1),
-        lambda network, inner: AsyncDiLoCo(network.parameters(), every=2, fragments=2),
-        lambda network, inner: A2CiD2(network.parameters()),
-        lambda network, inner: PartialMean(network.parameters(), optimizer=inner),
-    ],
-    ids=["DiLoCo", "StreamingDiLoCo", "AsyncDiLoCo", "A2CiD2", "PartialMean"],
-)
 
 
 @ALL
