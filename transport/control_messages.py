@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from hive_qos.errors import TransportError
+from hive_qos.text import printable
 from transport.collectives.aborts import REASON_CHARS_MAX, RemoteAbort
 from transport.collectives.calls import Heard
 from transport.collectives.in_flight import InFlight
@@ -66,7 +67,8 @@ class ControlMessages:
         self._delays.forget(gone.rank)
         if self._endpoint.peers.peers[gone.rank].phase is Phase.DEAD:
             _log.warning("lost rank %d: %s", gone.rank, gone.error.reason)
-            message = {"op": "dead", "rank": gone.rank, "reason": gone.error.reason[:REASON_CHARS_MAX]}
+            reason = printable(gone.error.reason, length_max=REASON_CHARS_MAX)
+            message = {"op": "dead", "rank": gone.rank, "reason": reason}
             for rank in self._reachable():
                 self._endpoint.control(rank, message)
         self._on_gone()

@@ -22,6 +22,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 
 from hive_qos.errors import CancelledError, HiveError, MisuseError, PeerError
+from hive_qos.text import printable
 from transport.arguments import is_index
 from transport.bootstrap.connect import ABORT_CHECK_S, Bootstrap, Factories, exchange_rank_infos, missing_ranks_error
 from transport.bootstrap.rendezvous import Rendezvous
@@ -568,7 +569,7 @@ class Runtime:
     def _abort(self, group: str, reason: str) -> None:
         """Collectives that are under way tell the others by themselves; messages to this rank and from it do not."""
         self._cancel(group, reason)
-        message = {"op": "abort", "group": group, "reason": reason[:REASON_CHARS_MAX]}
+        message = {"op": "abort", "group": group, "reason": printable(reason, length_max=REASON_CHARS_MAX)}
         for rank in self._groups.by_name[group].ranks if group in self._groups.by_name else ():
             if rank != self.rank and self._endpoint.peers.error(rank) is None:
                 self._endpoint.control(rank, message)

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hive_qos.errors import CancelledError, ConnectionLostError, HiveError, PeerError
+from hive_qos.text import printable
 from transport.mesh.peers import Peer
 
-REASON_CHARS_MAX = 512
+REASON_CHARS_MAX = 320
+"""So that a control message fits: a character may take four bytes."""
 
 Key = tuple[str, int]
 """A group and the number of an operation in it."""
@@ -69,7 +71,7 @@ def abort_message(key: Key, ranks: tuple[int, ...], error: HiveError, *, disagre
         "op": "abort",
         "group": key[0],
         "step": key[1],
-        "reason": reason[:REASON_CHARS_MAX],
+        "reason": printable(reason, length_max=REASON_CHARS_MAX),
         "lost": lost,
         "disagrees": disagrees,
     }

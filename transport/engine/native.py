@@ -69,8 +69,8 @@ from transport.wire.control_frames import ACK_FREQUENCY, FrameType, HelloKey, en
 from transport.wire.error_codes import WireCode, WireError
 from transport.wire.header import Header, Kind, MatchKey, encode_header, header_of
 
-MOVES_MAX = 128
-"""Sockets that were replaced stay open until the end, for the other threads' sake: so many of each endpoint."""
+REPLACED_MAX = 16
+"""Sockets that were replaced stay open for the other threads' sake: so many of each endpoint, the newest."""
 NATIVE_DEAD_AFTER_S = 2.0
 """Of a peer whose engine is native too: nothing of Python's holds its acknowledgements up."""
 
@@ -173,7 +173,7 @@ class NativeEngine(Engine):
             self._check_open()
             check_socket(sock)
             served = self._endpoints.get(endpoint)
-            if served is None or len(served.sockets) > MOVES_MAX:
+            if served is None:
                 raise MisuseError(f"endpoint {endpoint} cannot go on with this socket")
             sock.setblocking(False)
             ours = [(number, link) for number, link in list(self._links.items()) if link.endpoint == endpoint]
@@ -186,6 +186,8 @@ class NativeEngine(Engine):
                 raise MisuseError(f"endpoint {endpoint} cannot go on with this socket: {error}") from error
             check_taken(taken)
         served.sock = sock
+        while len(served.sockets) > REPLACED_MAX + 1:
+            served.sockets.pop(0).close()
         for number, _ in ours:
             if number not in moving:
                 self._core.disconnect(number, WireCode.NO_ERROR, "the address of this side has changed")

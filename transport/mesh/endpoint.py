@@ -163,7 +163,7 @@ class Endpoint:
         Args:
             over: the connection that it takes as long as that is there; None for the fastest.
         """
-        payload = memoryview(json.dumps(message).encode())
+        payload = memoryview(json.dumps(message, ensure_ascii=False).encode(errors="replace"))
         header = Header(
             kind=Kind.CONTROL,
             group=self._world + _CONTROL_SUFFIX,  # `discard` of collectives must not meet them

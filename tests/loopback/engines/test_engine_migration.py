@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 import threading
@@ -64,6 +65,20 @@ def test_what_the_moving_side_dialled_goes_on_from_the_new_address_in_the_middle
             assert isinstance(node.outcome(send), SendDone)
         wait_until(lambda: now(b, up_b).remote == a.address)
         assert not [event for node in (a, b) for event in node.events if isinstance(event, ConnectionDown)]
+
+
+def test_an_endpoint_moves_as_often_as_its_host_and_keeps_few_sockets_of_before() -> None:
+    rng = random.Random(3)
+    with connected() as (a, b, up_a, _):
+        opened: list[int] = []
+        for number in range(40):
+            rebind(a, ELSEWHERE if number % 2 else "127.0.0.1")
+            wait_until(lambda: [one for one in b.engine.statistics().values() if one.remote == a.address])
+            opened.append(len(os.listdir("/proc/self/fd")))
+        assert opened[-1] <= opened[20] + 2
+        post, payload = b.post("a", None), rng.randbytes(1_000_000)
+        assert isinstance(a.outcome(a.send(up_a, payload)), SendDone)
+        assert b.outcome(post).payload == payload
 
 
 def test_an_endpoint_that_nobody_is_connected_to_is_reached_at_its_new_address() -> None:

@@ -10,6 +10,7 @@ from patience import LIMIT_S, most_of, wait_until
 from test_transport_agreement_weather import with_links_that_change
 
 from hive_qos.errors import CancelledError, MisuseError, TimedOutError
+from transport.collectives.membership import GROUP_BYTES_MAX
 
 
 def test_a_timeout_says_what_was_done_and_for_whom_it_waits(make_world):
@@ -59,6 +60,19 @@ def test_abort_ends_what_is_under_way_on_all_ranks(make_world):
         mine.wait(30)
     with pytest.raises(CancelledError, match="a test"):
         world.groups[1].allreduce(np.zeros(30_000)).wait(30)
+
+
+@pytest.mark.parametrize("letter", ["a", "é", "错", "\U0001f41d", '"', "\x1b", "\ud800"])
+def test_a_reason_of_any_letters_and_length_reaches_all_ranks(make_world, letter):
+    """A control message that is too long would be received by nobody."""
+    world = make_world(2, algorithm="direct")
+    group = world.groups[0].subgroup(range(2), name="x" * GROUP_BYTES_MAX)
+    other = world.groups[1].subgroup(range(2), name="x" * GROUP_BYTES_MAX)
+    mine = group.allreduce(np.zeros(30_000))
+    group.abort(5000 * letter)
+    for work in (mine, other.allreduce(np.zeros(30_000))):
+        with pytest.raises(CancelledError):
+            work.wait(30)
 
 
 def test_closing_ends_what_is_under_way_and_further_use_is_misuse(make_world):

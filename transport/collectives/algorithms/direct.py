@@ -131,9 +131,8 @@ def exchange(problem: Problem, _plan: Plan) -> Schedule:
     """Buffer size + i goes to rank i, and arrives in its buffer `rank`; the general form of every direct exchange."""
     builder = Builder(problem.rank, problem.size)
     rank, size = problem.rank, problem.size
-    if problem.counts[rank]:
-        target = region_of(problem, rank, 0, problem.receive_counts[rank])
-        builder.copy(target, region_of(problem, size + rank, 0, problem.counts[rank]))
+    for start, stop in cut_chunks(0, problem.counts[rank], problem.chunk_elems):  # nothing is sent during a copy
+        builder.copy(region_of(problem, rank, start, stop), region_of(problem, size + rank, start, stop))
     for peer in builder.others():
         for part, (start, stop) in enumerate(cut_chunks(0, problem.receive_counts[peer], problem.chunk_elems)):
             builder.receive(peer, part, region_of(problem, peer, start, stop))
