@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from aioquic.quic.events import ConnectionTerminated, HandshakeCompleted
@@ -117,6 +118,21 @@ def test_a_server_that_is_not_who_it_should_be_is_told_so_by_the_dialling_side(c
     finally:
         mate.engine.close()
         wrong.engine.close()
+
+
+@over(*EACH)
+def test_pinned_peers_whose_clocks_are_years_apart_are_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Later(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> datetime.datetime:  # type: ignore[override]
+            return datetime.datetime.now(tz) + datetime.timedelta(days=3 * 365)
+
+    later = SimpleNamespace(datetime=Later, UTC=datetime.UTC)
+    monkeypatch.setattr("transport.engine.admission.datetime", later)  # as of a host that lets others in
+    with connected() as (a, b, up_a, _):
+        post = b.post("a", None)
+        a.send(up_a, b"in time")
+        assert b.outcome(post).payload == b"in time"
 
 
 def test_nodes_of_one_cluster_know_each_other_by_their_certificates(cluster: Path) -> None:
