@@ -14,8 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from hive_qos.errors import TransportError
-from hive_qos.text import printable
-from transport.collectives.aborts import REASON_CHARS_MAX, RemoteAbort
+from transport.collectives.aborts import RemoteAbort, sent_reason
 from transport.collectives.calls import Heard
 from transport.collectives.in_flight import InFlight
 from transport.inspection.survey import Survey
@@ -67,8 +66,7 @@ class ControlMessages:
         self._delays.forget(gone.rank)
         if self._endpoint.peers.peers[gone.rank].phase is Phase.DEAD:
             _log.warning("lost rank %d: %s", gone.rank, gone.error.reason)
-            reason = printable(gone.error.reason, length_max=REASON_CHARS_MAX)
-            message = {"op": "dead", "rank": gone.rank, "reason": reason}
+            message = {"op": "dead", "rank": gone.rank, "reason": sent_reason(gone.error.reason)}
             for rank in self._reachable():
                 self._endpoint.control(rank, message)
         self._on_gone()

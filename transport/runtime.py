@@ -22,12 +22,11 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 
 from hive_qos.errors import CancelledError, HiveError, MisuseError, PeerError
-from hive_qos.text import printable
 from transport.arguments import is_index
 from transport.bootstrap.connect import ABORT_CHECK_S, Bootstrap, Factories, exchange_rank_infos, missing_ranks_error
 from transport.bootstrap.rendezvous import Rendezvous
 from transport.broker.session import BrokerSession
-from transport.collectives.aborts import REASON_CHARS_MAX
+from transport.collectives.aborts import REASON_CHARS_MAX, sent_reason
 from transport.collectives.agreements import Request
 from transport.collectives.algorithms.registry import check_name
 from transport.collectives.calls import Call, Heard
@@ -401,13 +400,11 @@ class Runtime:
         """What this rank says of itself, or of the whole group: each rank has so many seconds. From any thread but the
         loop's."""
         own = None if self._closed else self._survey.own(limit_s=limit_s)
-        if own is None and not whole:
-            return {"job": self._settings.job, "rank": self.rank, "id": self._id}
+        if not whole:
+            return {"job": self._settings.job, "rank": self.rank, "id": self._id} if own is None else dict(own)
         if own is None:
             silent = [{"rank": self.rank, "why": "its transport's thread does not answer"}]
             return {"job": self._settings.job, "asked": self.rank, "members": [], "silent": silent}
-        if not whole:
-            return dict(own)
         others = {one: str(peer.error.reason) if peer.error else "" for one, peer in self._endpoint.peers.peers.items()}
         found = self._survey.collect([one for one, lost in others.items() if not lost], limit_s=limit_s)
         silent = [
@@ -480,8 +477,9 @@ class Runtime:
     def _calls_of(self, group: str, number: int) -> dict[str, object]:
         """Which call of which group an operation is of: others come to an agreement on links by the same call."""
         user = self._groups.by_name.get(agreeing_group(group))
-        found = (group, number) if user is None else (agreeing_group(group), user.next_number - 1)
-        return dict(zip(("group", "number"), found, strict=True))
+        if user is None:
+            return {"group": group, "number": number}
+        return {"group": agreeing_group(group), "number": user.next_number - 1}
 
     def _events(self, events: Sequence[Event]) -> None:
         """From the engine's thread."""
@@ -569,7 +567,7 @@ class Runtime:
     def _abort(self, group: str, reason: str) -> None:
         """Collectives that are under way tell the others by themselves; messages to this rank and from it do not."""
         self._cancel(group, reason)
-        message = {"op": "abort", "group": group, "reason": printable(reason, length_max=REASON_CHARS_MAX)}
+        message = {"op": "abort", "group": group, "reason": sent_reason(reason)}
         for rank in self._groups.by_name[group].ranks if group in self._groups.by_name else ():
             if rank != self.rank and self._endpoint.peers.error(rank) is None:
                 self._endpoint.control(rank, message)

@@ -29,8 +29,10 @@ from integrations.volatile.algorithm import Algorithm
 from integrations.volatile.fragments import Fragment
 from transport.arguments import check_count
 from transport.group import Group
+from transport.tensors import TensorView
 from transport.volatile.group import VolatileGroup
 from transport.volatile.protocol.view import View
+from transport.volatile.steps import require_finite
 
 
 class A2CiD2(Algorithm):
@@ -79,14 +81,9 @@ class A2CiD2(Algorithm):
         self._flight = (own, self._thread.submit(self._pairs.exchange, own, is_new=self._is_new))
 
     def _finite(self) -> torch.Tensor:
-        """This member's parameters. One NaN would be all members' after a round of exchanges.
-
-        Raises:
-            MisuseError: they hold NaN or infinity.
-        """
+        """This member's parameters. Raises: as `require_finite`."""
         own = self._all.read()
-        if not torch.isfinite(own).all():
-            raise MisuseError("the parameters hold NaN or infinity: nothing of them was sent")
+        require_finite([TensorView.of(own, writable=False)])
         return own
 
     def _receive(self) -> None:

@@ -57,6 +57,11 @@ def error_of(
     return CancelledError(f"rank {index} gave up: {abort.reason}{waiting}")
 
 
+def sent_reason(reason: str) -> str:
+    """As a control message has it: none of any letters or length is too long for who is to hear it."""
+    return printable(reason, length_max=REASON_CHARS_MAX)
+
+
 def abort_message(key: Key, ranks: tuple[int, ...], error: HiveError, *, disagrees: bool) -> dict[str, object]:
     """The control message that tells the others.
 
@@ -71,7 +76,7 @@ def abort_message(key: Key, ranks: tuple[int, ...], error: HiveError, *, disagre
         "op": "abort",
         "group": key[0],
         "step": key[1],
-        "reason": printable(reason, length_max=REASON_CHARS_MAX),
+        "reason": sent_reason(reason),
         "lost": lost,
         "disagrees": disagrees,
     }

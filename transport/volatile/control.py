@@ -484,7 +484,7 @@ class Control:
         for sender, message in self._early:
             self._heard(sender, message)
         self._early.clear()
-        self._look_s = 0.0
+        self.look_soon()
 
     def look_soon(self) -> None:
         """Look once all mail is heard."""

@@ -90,7 +90,7 @@ class Steps:
         listed = tensors if isinstance(tensors, list | tuple) else [tensors]
         views = [TensorView.of(one, writable=True) for one in listed]
         if finite:
-            _require_finite(views)
+            require_finite(views)
         kept = [bytes(one.data) for one in views]
         part_bytes = sum(map(len, kept))
         attempts, differed, self._reduced = 0, 0, (0, 0)
@@ -321,7 +321,8 @@ def _name_ranks(error: TransportError, members: Sequence[Member]) -> None:
     error.args = tuple(re.sub(r"\brank (\d+)", named, one) if isinstance(one, str) else one for one in error.args)
 
 
-def _require_finite(views: Sequence[TensorView]) -> None:
+def require_finite(views: Sequence[TensorView]) -> None:
+    """Raises: MisuseError: a tensor holds NaN or infinity, which would be all members' after a step or an exchange."""
     for place, one in enumerate(views):
         if not one.numpy_has_dtype:
             continue

@@ -124,7 +124,7 @@ def test_a_server_that_is_not_who_it_should_be_is_told_so_by_the_dialling_side(c
 def test_pinned_peers_whose_clocks_are_years_apart_are_connected(monkeypatch: pytest.MonkeyPatch) -> None:
     class Later(datetime.datetime):
         @classmethod
-        def now(cls, tz: datetime.tzinfo | None = None) -> datetime.datetime:  # type: ignore[override]
+        def now(cls, tz: datetime.tzinfo | None = None) -> datetime.datetime:  # type: ignore[override]  # typed as Self
             return datetime.datetime.now(tz) + datetime.timedelta(days=3 * 365)
 
     later = SimpleNamespace(datetime=Later, UTC=datetime.UTC)

@@ -546,24 +546,6 @@ def test_a_member_whose_weights_become_nan_ends_alone(make: Callable[..., Algori
     assert torch.isfinite(flat(networks[0])).all()
 
 
-NO_NUMBER: Any = "3"
-
-
-@pytest.mark.parametrize(
-    ("wrong", "reason"),
-    [
-        (lambda network: DiLoCo(network, every=3), r"takes `model.parameters\(\)`, and was given a Sequential"),
-        (lambda network: DiLoCo(network.named_parameters()), "and was given a tuple"),
-        (lambda network: DiLoCo(network.parameters(), every=NO_NUMBER), "every is '3': it is a whole number"),
-        (lambda network: DiLoCo(network.parameters(), every=0), "every is 0: it is a whole number, at least 1"),
-        (lambda network: A2CiD2(network.parameters(), every=NO_NUMBER), "every is '3'"),
-    ],
-)
-def test_wrong_arguments_are_named(wrong: Callable[[torch.nn.Module], Algorithm], reason: str) -> None:
-    with pytest.raises(MisuseError, match=reason):
-        wrong(model())
-
-
 @pytest.mark.parametrize(
     "wrong", [{"name": 5}, {"members_min": 0}, {"timeout_s": float("nan")}, {"join_timeout_s": "1"}]
 )

@@ -47,7 +47,7 @@ def test_a_variable_that_is_nearly_a_setting_is_named_and_those_of_other_program
 
 def test_each_variable_is_read_and_documented() -> None:
     class Read(dict[str, str]):
-        def get(self, name: str, default: str | None = None) -> str | None:  # type: ignore[override]
+        def get(self, name: str, default: str | None = None) -> str | None:  # type: ignore[override]  # of strings alone
             self[name] = ""
             return default
 

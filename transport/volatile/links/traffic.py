@@ -28,10 +28,8 @@ class Traffic:
         self._steps = 0
         self._ddp_bytes = 0
 
-    def look(self, group: Group | None) -> None:
-        """Read off what the connections of the present group carried; None and a closed one change nothing."""
-        if group is None:
-            return
+    def look(self, group: Group) -> None:
+        """Read off what the connections of the present group carried; a closed one changes nothing."""
         try:
             carried = group.traffic_bytes()
         except HiveError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from hive_qos.errors import MisuseError
 from integrations.volatile import A2CiD2, AsyncDiLoCo, DiLoCo, LocalSGD, StreamingDiLoCo, strided
-from integrations.volatile.algorithm import GlobalAlgorithm
+from integrations.volatile.algorithm import Algorithm, GlobalAlgorithm
 from integrations.volatile.fragments import Fragment, balanced, cut, trainable
 
 
@@ -122,3 +123,21 @@ def test_a_checkpoint_of_another_model_is_refused(algorithm: type) -> None:
 def test_options_that_cannot_work_are_refused(options: dict[str, Any], text: str) -> None:
     with pytest.raises(MisuseError, match=text):
         StreamingDiLoCo(model().parameters(), **options)
+
+
+NO_NUMBER: Any = "3"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        (lambda network: DiLoCo(network, every=3), r"takes `model.parameters\(\)`, and was given a Sequential"),
+        (lambda network: DiLoCo(network.named_parameters()), "and was given a tuple"),
+        (lambda network: DiLoCo(network.parameters(), every=NO_NUMBER), "every is '3': it is a whole number"),
+        (lambda network: DiLoCo(network.parameters(), every=0), "every is 0: it is a whole number, at least 1"),
+        (lambda network: A2CiD2(network.parameters(), every=NO_NUMBER), "every is '3'"),
+    ],
+)
+def test_wrong_arguments_are_named(wrong: Callable[[torch.nn.Module], Algorithm], reason: str) -> None:
+    with pytest.raises(MisuseError, match=reason):
+        wrong(model())

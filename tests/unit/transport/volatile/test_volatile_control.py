@@ -44,7 +44,7 @@ def test_who_learns_looks_for_the_next_view_before_it_gives_all_others_up(goes_o
     register = Register(MemoryStore(), job="job")
     register.advance(view(1, mesh=1), None)
     control = Control(register, LEARNER, settings=Settings(), without_register_s=0.0)
-    control.links = TwoMeshes()  # type: ignore[assignment]
+    control.links = TwoMeshes()  # type: ignore[assignment]  # has what is asked here
     control.state = commit.begin_behind(LEARNER, view(1, mesh=1))
     if goes_on:
         register.advance(view(2, mesh=2), view(1, mesh=1))
@@ -58,7 +58,7 @@ def test_a_register_that_was_emptied_and_has_another_run_at_the_same_epoch_has_f
     others = View(1, (Member("c", 1), Member("d", 1)), 0, bytes(DIGEST_BYTES), run=2)
     register.advance(others, None)
     control = Control(register, WORKER, settings=Settings(), without_register_s=60.0)
-    control.links = TwoMeshes()  # type: ignore[assignment]
+    control.links = TwoMeshes()  # type: ignore[assignment]  # has what is asked here
     control.state = commit.begin(WORKER, view(1, mesh=1))
     with pytest.raises(RegisterForgotError, match="another epoch 1"):
         control.read_view()
