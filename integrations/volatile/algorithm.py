@@ -17,7 +17,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import statistics
 import threading
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -35,6 +37,22 @@ from transport.volatile.steps import Committed
 
 Layout = tuple[tuple[int, torch.dtype], ...]
 """How many values each tensor of a step has, and of which dtype. No compression touches those that are not float32."""
+
+
+def weighted(values: torch.Tensor, weight: float) -> list[torch.Tensor]:
+    """What a member gives to a weighted mean. `values` are multiplied in place."""
+    return [values.mul_(weight), torch.tensor([weight], dtype=torch.float64)]
+
+
+def weighted_layout(elems: int) -> Layout:
+    """Of what `weighted` gives."""
+    return (elems, torch.float32), (1, torch.float64)
+
+
+def weighted_mean(result: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The weighted mean, of the members' mean of what `weighted` gives."""
+    values, weight = result
+    return values / float(weight)
 
 
 class Algorithm:
@@ -103,7 +121,7 @@ class Algorithm:
         """One inner step: the optimiser steps inside the block.
 
         Args:
-            tokens: how many tokens or examples it learns from. `PartialMean` and `AsyncDiLoCo` weigh members by it.
+            tokens: how many tokens or examples it learns from. All algorithms but `A2CiD2` weigh members by it.
 
         Raises:
             EvictedError: the others went on without this member, and have all left.
@@ -253,6 +271,7 @@ class GlobalAlgorithm(Algorithm):
         self._held = list(self._global)  # what the model's fragments have received, and learn from
         self._means: dict[int, torch.Tensor] | None = None  # of the fragments' last rounds, while this member finishes
         self._buffers = [torch.zeros_like(one) for one in self._global]
+        self._batches: deque[int] = deque(maxlen=every)  # of the last inner steps
         self._rounds = 0
         self._was_member = False
         self._lock = threading.Condition()  # of global parameters and momentum, which a thread may step
@@ -289,8 +308,16 @@ class GlobalAlgorithm(Algorithm):
         """The fragment of the next round: all members have committed the same number."""
         return self._rounds % len(self._fragments)
 
+    def _after(self, tokens: int) -> None:
+        self._batches.append(tokens)
+
+    @property
+    def _weight(self) -> float:
+        """Of this member in a mean: tokens a step. Who made more steps has moved farther, and counts no more for it."""
+        return statistics.fmean(self._batches or (1,))
+
     def _result_layout(self) -> Layout:
-        return ((self._fragments[self._place].elems, torch.float32),)
+        return weighted_layout(self._fragments[self._place].elems)
 
     def _step(self, mean: torch.Tensor, gradient: torch.Tensor) -> None:
         """The outer step of the next fragment. Its old global values stay as they were, for who still reads them."""

@@ -1,7 +1,8 @@
 """DiLoCo and local SGD: members train apart, and meet once in many steps (arXiv 2311.08105).
 
-Each member has an optimiser and data of its own. After `every` steps the members average their parameters. The change
-of that average is the gradient of an outer optimiser, SGD with Nesterov momentum, which all of them carry out alike.
+Each member has an optimiser and data of its own. After `every` steps the members average their parameters, each
+weighted by its tokens a step. The change of that average is the gradient of an outer optimiser, SGD with Nesterov
+momentum, which all of them carry out alike.
 A member that is lost, comes or goes between two meetings changes only how many are averaged. One whose part came too
 late has it count in the next meeting, and then goes on from the others' parameters, as everybody does. A part that does
 not count there either stays in the model, and counts later.
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from integrations.volatile.algorithm import GlobalAlgorithm
+from integrations.volatile.algorithm import GlobalAlgorithm, weighted, weighted_mean
 from transport.volatile.steps import Committed
 
 
@@ -40,6 +41,7 @@ class DiLoCo(GlobalAlgorithm):
         self.quorum = quorum
 
     def _after(self, tokens: int) -> None:
+        super()._after(tokens)
         if self._inner % self.every == 0:
             self.meet()
 
@@ -48,25 +50,25 @@ class DiLoCo(GlobalAlgorithm):
         fragment, began = self._fragments[0], self._global[0]
         # What 16-bit parameters cannot hold of the global ones is nobody's change.
         own = fragment.read() + (began - fragment.rounded(self._held[0]))
-        mean = own.clone()
-        met = self._take_over(self._group.all_reduce(mean, quorum=self._quorum(with_all=with_all)), mean)
+        result = weighted(own.clone(), self._weight)
+        met = self._take_over(self._group.all_reduce(result, quorum=self._quorum(with_all=with_all)), result)
         if not met.contributed and self.quorum:
-            mean = self._global[0] + (own - began)  # what it has learned, from where the others are now
-            made_up = self._group.make_up(mean, quorum=self.quorum)
+            result = weighted(self._global[0] + (own - began), self._weight)  # from where the others are now
+            made_up = self._group.make_up(result, quorum=self.quorum)
             if made_up is not None:
-                met = self._take_over(made_up, mean)
+                met = self._take_over(made_up, result)
         # What is in no result stays in its model, as the paper's dropped workers go on from their own parameters.
         self._receive(0, keep=not met.contributed)
         return met
 
-    def _take_over(self, met: Committed, mean: torch.Tensor) -> Committed:
+    def _take_over(self, met: Committed, result: list[torch.Tensor]) -> Committed:
         self.last = met
         if not met.applied:
-            self._apply([mean])
+            self._apply(result)
         return met
 
     def _apply(self, result: Sequence[torch.Tensor]) -> None:
-        (mean,) = result
+        mean = weighted_mean(result)
         self._step(mean, self._global[0] - mean)
 
     def finish(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from hive_qos.errors import MisuseError
-from integrations.volatile.algorithm import Algorithm, Layout
+from integrations.volatile.algorithm import Algorithm, Layout, weighted, weighted_layout, weighted_mean
 from integrations.volatile.fragments import Fragment
 
 
@@ -56,8 +56,7 @@ class PartialMean(Algorithm):
             self._due = None
 
     def _before(self, tokens: int) -> None:
-        # The mean of weighted gradients, and that of the weights.
-        own = [self._all.read_gradients().mul_(tokens), torch.tensor([tokens], dtype=torch.float64)]
+        own = weighted(self._all.read_gradients(), tokens)
         how: dict[str, Any] = {"quorum": self.quorum, "compression": self.compression, "feedback": "gradients"}
         result = [one.clone() for one in own]
         self.last = self._group.all_reduce(result, **how)
@@ -74,7 +73,7 @@ class PartialMean(Algorithm):
         if self._due is None:  # this member was left out, and holds the others' state: nothing to do for the optimizer
             self._all.clear_gradients()
         else:
-            self._all.write_gradients(_weighted_mean(self._due))
+            self._all.write_gradients(weighted_mean(self._due))
 
     def _make_due_step(self) -> None:
         if self._due is not None:
@@ -82,12 +81,12 @@ class PartialMean(Algorithm):
             self._apply(due)
 
     def _result_layout(self) -> Layout:
-        return (self._all.elems, torch.float32), (1, torch.float64)
+        return weighted_layout(self._all.elems)
 
     def _apply(self, result: Sequence[torch.Tensor]) -> None:
         """A step that the others have made, as this member catches up."""
         self._make_due_step()
-        self._all.write_gradients(_weighted_mean(result))
+        self._all.write_gradients(weighted_mean(result))
         self._optimizer.step()
         self._all.clear_gradients()  # a caller's next ones would be added to them
 
@@ -131,11 +130,6 @@ class PartialMean(Algorithm):
 
     def _state_bytes(self) -> bytes | None:
         return None if self._due is not None else super()._state_bytes()
-
-
-def _weighted_mean(result: Sequence[torch.Tensor]) -> torch.Tensor:
-    gradients, weight = result
-    return gradients / float(weight)
 
 
 def _on_host(state: Any) -> Any:

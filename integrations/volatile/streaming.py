@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from hive_qos.errors import MisuseError
-from integrations.volatile.algorithm import GlobalAlgorithm
+from integrations.volatile.algorithm import GlobalAlgorithm, weighted, weighted_mean
 from transport.volatile.steps import Committed
 
 
@@ -89,6 +89,7 @@ class StreamingDiLoCo(GlobalAlgorithm):
         return None if flight is None else flight.ended
 
     def _after(self, tokens: int) -> None:
+        super()._after(tokens)
         if self._flight is not None and self._inner >= self._flight.due:
             self._arrive(self.alpha)
         if self._inner % self._interval == 0:
@@ -108,19 +109,19 @@ class StreamingDiLoCo(GlobalAlgorithm):
     def _send(self, overlap: int, *, with_all: bool = False) -> None:
         group, place, quorum = self._group, self._place, self._quorum(with_all=with_all)
         fragment = self._fragments[place]
-        gradient = fragment.rounded(self._held[place]) - fragment.read()
+        result = weighted(fragment.rounded(self._held[place]) - fragment.read(), self._weight)
 
         def exchange() -> Committed:
-            committed = group.all_reduce(gradient, quorum=quorum, compression=self.compression, feedback=place)
+            committed = group.all_reduce(result, quorum=quorum, compression=self.compression, feedback=place)
             if not committed.applied:
-                self._apply([gradient])
+                self._apply(result)
             return committed
 
         assert self._thread is not None
         self._flight = _Flight(place, self._inner + overlap, self._thread.submit(exchange))
 
     def _apply(self, result: Sequence[torch.Tensor]) -> None:
-        (gradient,) = result
+        gradient = weighted_mean(result)
         self._step(self._global[self._place] - gradient, gradient)
 
     def _arrive(self, alpha: float) -> None:

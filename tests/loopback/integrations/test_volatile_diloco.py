@@ -19,6 +19,7 @@ from volatile_members import (
     step_beside_a_slower_one,
     step_once,
     train,
+    train_on_unequal_batches,
 )
 
 from hive_qos.errors import MisuseError
@@ -61,6 +62,18 @@ def test_members_that_meet_after_each_step_of_sgd_train_as_one_with_the_mean_gra
         optimizer.step()
     assert torch.equal(flat(networks[0]), flat(networks[1]))
     torch.testing.assert_close(flat(networks[0]), flat(whole), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [DiLoCo, StreamingDiLoCo])
+def test_members_with_batches_of_unequal_sizes_that_meet_after_each_step_train_as_one_with_all_examples(
+    kind: type[DiLoCo] | type[StreamingDiLoCo],
+) -> None:
+    options: dict[str, Any] = {"every": 1, "outer_rate": 1.0, "outer_momentum": 0.0}
+    if kind is StreamingDiLoCo:
+        options |= {"fragments": 1, "overlap": 0, "compression": ""}
+    both, whole = train_on_unequal_batches(lambda network, _: kind(network.parameters(), **options))
+    assert torch.equal(both[0], both[1])
+    torch.testing.assert_close(both[0], whole, rtol=1e-4, atol=1e-6)
 
 
 def test_the_outer_step_is_that_of_sgd_with_nesterov_momentum() -> None:

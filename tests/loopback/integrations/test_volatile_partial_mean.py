@@ -20,6 +20,7 @@ from volatile_members import (
     register,
     sgd,
     step_beside_a_slower_one,
+    train_on_unequal_batches,
 )
 
 from integrations.volatile import PartialMean
@@ -80,34 +81,13 @@ def test_members_that_take_the_mean_gradient_train_as_one_with_all_batches_and_w
 
 @pytest.mark.parametrize("compression", ["", "int8"])
 def test_members_with_batches_of_unequal_sizes_train_as_one_with_all_examples(compression: str) -> None:
-    where, rows, steps, width = register(), (1, 3), 4, 1024
-    networks = [model(width) for _ in range(SIZE)]
-    assert flat(networks[0]).nbytes > SMALL_BYTES, "smaller ones are not compressed"
+    def make(network: torch.nn.Module, inner: torch.optim.Optimizer) -> PartialMean:
+        assert flat(network).nbytes > SMALL_BYTES, "smaller ones are not compressed"
+        return PartialMean(network.parameters(), optimizer=inner, compression=compression)
 
-    def part(number: int, rank: int) -> slice:
-        return slice(0, rows[0]) if rank == 0 else slice(rows[0], sum(rows))
-
-    def run(rank: int) -> None:
-        inner = torch.optim.SGD(networks[rank].parameters(), lr=0.002)
-        algorithm = PartialMean(networks[rank].parameters(), optimizer=inner, compression=compression)
-        with algorithm.join(where, name=f"member-{rank}", members_min=SIZE, settings=SETTINGS):
-            for number in range(steps):
-                inputs, targets = (one[part(number, rank)] for one in batch(number))
-                inner.zero_grad()
-                torch.nn.functional.mse_loss(networks[rank](inputs), targets).backward()
-                with algorithm.step(tokens=rows[rank]):
-                    inner.step()
-
-    in_threads(SIZE, run)
-    whole = model(width)
-    optimizer = torch.optim.SGD(whole.parameters(), lr=0.002)
-    for number in range(steps):
-        inputs, targets = batch(number)
-        optimizer.zero_grad()
-        torch.nn.functional.mse_loss(whole(inputs), targets).backward()
-        optimizer.step()
-    assert torch.equal(flat(networks[0]), flat(networks[1]))
-    torch.testing.assert_close(flat(networks[0]), flat(whole), rtol=1e-4, atol=1e-3 if compression else 1e-6)
+    both, whole = train_on_unequal_batches(make)
+    assert torch.equal(both[0], both[1])
+    torch.testing.assert_close(both[0], whole, rtol=1e-4, atol=1e-3 if compression else 1e-6)
 
 
 def test_a_member_that_is_always_slower_counts_in_the_next_steps_and_holds_what_the_others_hold(

@@ -62,6 +62,33 @@ def train(
         after(group)
 
 
+def train_on_unequal_batches(
+    make: Callable[[torch.nn.Module, torch.optim.Optimizer], Algorithm],
+) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Two members take one and three examples of each batch: what both end with, and who trains on all alone."""
+    where, parts, steps, width = register(), (slice(0, 1), slice(1, 4)), 4, 1024
+    networks = [model(width) for _ in parts]
+
+    def run(rank: int) -> None:
+        inner = torch.optim.SGD(networks[rank].parameters(), lr=0.002)
+        algorithm = make(networks[rank], inner)
+        with algorithm.join(where, name=f"member-{rank}", members_min=len(parts), settings=SETTINGS):
+            for number in range(steps):
+                inputs, targets = (one[parts[rank]] for one in batch(number))
+                inner.zero_grad()
+                torch.nn.functional.mse_loss(networks[rank](inputs), targets).backward()
+                with algorithm.step(tokens=len(inputs)):
+                    inner.step()
+
+    in_threads(len(parts), run)
+    whole = model(width)
+    optimizer = torch.optim.SGD(whole.parameters(), lr=0.002)
+    for number in range(steps):
+        learn(whole, optimizer, number)
+        optimizer.step()
+    return [flat(one) for one in networks], flat(whole)
+
+
 def in_threads(size: int, run: Callable[[int], None]) -> None:
     """Run a thread for each rank; what the first one raises is raised."""
     errors: list[BaseException] = []

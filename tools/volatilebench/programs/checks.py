@@ -274,16 +274,15 @@ class _Dropping:
     def __init__(self, group: VolatileGroup, dice: np.random.Generator) -> None:
         self._group, self._dice, self.member = group, dice, group.member
 
-    def all_reduce(self, mean: torch.Tensor, *, quorum: int = 0) -> Committed:
-        """The mean of those that are left, and who they are."""
+    def all_reduce(self, weighted: list[torch.Tensor], *, quorum: int = 0) -> Committed:
+        """The weighted mean of those that are left, and who they are."""
         members = self._group.view.members
         drawn = self._dice.random(len(members)) >= DROPPED
         left = tuple(one for one, stays in zip(members, drawn, strict=True) if stays) or members
         if self.member not in left:
-            mean.zero_()
-        committed = self._group.all_reduce(mean, quorum=quorum)
-        mean.mul_(len(members) / len(left))
-        return replace(committed, members=left)
+            for one in weighted:
+                one.zero_()
+        return replace(self._group.all_reduce(weighted, quorum=quorum), members=left)
 
 
 def half_dropped(seed: int, steps: int) -> float:

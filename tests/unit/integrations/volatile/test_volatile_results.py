@@ -31,9 +31,9 @@ def take(algorithm: Algorithm, *tensors: list[float], weight: float | None = Non
 def test_results_of_diloco_are_means_and_those_of_streaming_gradients() -> None:
     plain: dict[str, Any] = {"outer_rate": 1.0, "outer_momentum": 0.0}
     first = DiLoCo([parameter()], every=1, **plain)
-    take(first, [3.0] * ELEMS)
+    take(first, [12.0] * ELEMS, weight=4.0)
     second = StreamingDiLoCo([parameter()], every=1, fragments=1, overlap=0, **plain)
-    take(second, [-2.0] * ELEMS)
+    take(second, [-8.0] * ELEMS, weight=4.0)
     for one in (first, second):
         state = one.state_dict()
         assert (state["global"].tolist(), state["rounds"]) == ([3.0] * ELEMS, 1)
@@ -87,7 +87,7 @@ class LeftOut:
     def stepped(self, _bytes: int) -> None:
         pass
 
-    def all_reduce(self, *_tensors: torch.Tensor, **_options: object) -> Committed:
+    def all_reduce(self, *_tensors: Any, **_options: object) -> Committed:
         state = {"global": torch.full((ELEMS,), 5.0), "buffer": torch.zeros(ELEMS), "rounds": 9}
         self._algorithm._take_shared_state(state)
         self.meanwhile()
@@ -117,12 +117,12 @@ def test_what_a_late_member_learned_stays_in_its_model_until_it_counts(made_up: 
     class Late(LeftOut):
         """A group whose members have averaged values of 5 without this one, which may be left out as it makes up."""
 
-        def all_reduce(self, *tensors: torch.Tensor, **_options: object) -> Committed:
-            tensors[0].fill_(5.0)
+        def all_reduce(self, *tensors: Any, **_options: object) -> Committed:
+            tensors[0][0].fill_(5.0)
             return Committed(1, (), attempts=0, contributed=False)
 
-        def make_up(self, *tensors: torch.Tensor, **options: object) -> Committed | None:
-            assert tensors[0].tolist() == [7.0] * ELEMS
+        def make_up(self, *tensors: Any, **options: object) -> Committed | None:
+            assert tensors[0][0].tolist() == [7.0] * ELEMS
             return None if made_up is None else super().all_reduce(*tensors, **options)
 
     algorithm._joined = cast(VolatileGroup, Late(algorithm, contributed=made_up == "left out, but counted"))
