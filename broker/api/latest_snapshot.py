@@ -1,8 +1,8 @@
 """Share one snapshot among readers; the loop makes it when a reader asks for it, and once a second besides.
 
 A snapshot costs a tenth of a tick, and most ticks have no reader. Only the loop may read what is shown, so a reader
-wakes it. Where the loop does not answer in time, the reader gets the last snapshot. All readers share one that is at
-most `SHARED_S` old: they wake the loop ten times a second at most.
+wakes it. Where the loop does not answer in time, the reader gets the last snapshot, and none from a loop that hangs.
+All readers share one that is at most `SHARED_S` old: they wake the loop ten times a second at most.
 """
 
 from __future__ import annotations
@@ -13,7 +13,11 @@ from collections.abc import Callable
 from broker.api.documents.snapshot import Snapshot
 
 WAIT_S = 0.5
-"""A tick takes milliseconds. A loop that hangs is seen by the age of what it shows, a second and a bit."""
+"""A tick takes milliseconds."""
+HANGS_S = 10.0
+"""A loop that has shown nothing for so long hangs: an idle one ticks once a second."""
+NOTHING = f"no decision yet, or none for {HANGS_S:g} s: then the broker hangs, and its log says more"
+"""Why there is no snapshot."""
 SHOW_S = 1.0
 """How often a snapshot is made without a request: while the loop hangs, readers get nothing older."""
 SHARED_S = 0.1
@@ -59,11 +63,17 @@ class LatestSnapshot:
             self._outdated = self._wanted = False
             self._changed.notify_all()
 
+    @property
+    def current(self) -> Snapshot | None:
+        """What was shown last, None before the first and where the loop hangs."""
+        return self._snapshot if self._clock() - self._shown_s < HANGS_S else None
+
     def ask(self) -> Snapshot | None:
-        """For any other thread: what holds now, or held a tick ago; None where nothing was ever shown."""
+        """For any other thread: what holds now, or held a tick ago; None as of `current`."""
         with self._changed:
-            if self._outdated and self._clock() - self._shown_s >= SHARED_S:
+            age_s = self._clock() - self._shown_s
+            if (self._outdated and age_s >= SHARED_S) or age_s >= HANGS_S:
                 self._wanted = True
                 self._wake()
-                self._changed.wait_for(lambda: not self._outdated, WAIT_S)
-            return self._snapshot
+                self._changed.wait_for(lambda: not self._wanted, WAIT_S)
+            return self.current

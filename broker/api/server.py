@@ -21,6 +21,7 @@ from broker.api.bounded_server import REQUEST_TIMEOUT_S, BoundedServer, Timed
 from broker.api.documents.pages import DESCRIPTION, JSON, LOG, PATHS, USAGE, Pages, encoded
 from broker.api.documents.schema import Done, Error, UsageReport
 from broker.api.documents.snapshot import Snapshot
+from broker.api.latest_snapshot import NOTHING
 from broker.api.log import log_question, recent_log
 from broker.api.requests import PolicyAnswer, PolicyRequest
 from broker.api.usage import UsageRows, usage_question
@@ -179,7 +180,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         elif path == DESCRIPTION:
             self._answer_page(*self.server.pages.description())
         elif (snapshot := self.server.snapshot()) is None:  # the loop is asked for what needs one alone
-            self._refuse(503, "no tick yet")
+            self._refuse(503, NOTHING)
         else:
             self._answer_page(*self.server.pages.of(path, snapshot))
 

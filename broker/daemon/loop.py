@@ -166,8 +166,7 @@ class Loop:
             self._environment.telemetry.start(tell=tell)
 
     def _keep_page(self) -> None:
-        latest = self._latest_snapshot
-        self._components.page.keep(self._active_policy.policy.page, snapshot=lambda: latest.last)
+        self._components.page.keep(self._active_policy.policy.page, latest=self._latest_snapshot)
 
     def _events(self) -> Events:
         return Events(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from broker.api.documents.snapshot import Snapshot
+from broker.api.latest_snapshot import LatestSnapshot
 from broker.events.log import Log
 from broker.model.values import Alarm
 from broker.page.history import History
@@ -26,12 +27,12 @@ class Page:
         self._again_s = 0.0
         self._alarm: Alarm | None = None
 
-    def keep(self, policy: PagePolicy | None, *, snapshot: Callable[[], Snapshot | None]) -> None:
+    def keep(self, policy: PagePolicy | None, *, latest: LatestSnapshot) -> None:
         """Serve as policy says, from now on.
 
         Args:
             policy: None serves nothing.
-            snapshot: the last one, from any thread.
+            latest: what the page shows.
         """
         if policy == self._wanted and (self._alarm is None or self._clock() < self._again_s):
             return
@@ -39,7 +40,7 @@ class Page:
             self.close()
             self._wanted = policy
         if policy is not None and self._server is None:
-            self._open(policy, snapshot)
+            self._open(policy, latest)
 
     def record(self, snapshot: Snapshot) -> None:
         """Take a snapshot into the history, where there is a page."""
@@ -57,9 +58,9 @@ class Page:
             self._history = History()
         self._server = self._alarm = self._wanted = None
 
-    def _open(self, policy: PagePolicy, snapshot: Callable[[], Snapshot | None]) -> None:
+    def _open(self, policy: PagePolicy, latest: LatestSnapshot) -> None:
         try:
-            self._server = PageServer(policy, snapshot=snapshot, history=self._history)
+            self._server = PageServer(policy, latest=latest, history=self._history)
         except OSError as problem:
             text = f"nothing listens at {policy.listen}: {problem.strerror or problem}"
             if self._alarm is None:

@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from importlib import resources
 from typing import Final
 
@@ -25,6 +25,7 @@ from broker.api.bounded_server import REQUEST_TIMEOUT_S, BoundedServer, Timed
 from broker.api.documents.metrics import metrics
 from broker.api.documents.pages import JSON, PROMETHEUS
 from broker.api.documents.snapshot import Snapshot
+from broker.api.latest_snapshot import NOTHING, LatestSnapshot
 from broker.model.token_bucket import TokenBucket
 from broker.page.history import SPANS, History
 from broker.page.view import view
@@ -60,14 +61,14 @@ class PageServer:
 
     Args:
         policy: where it listens.
-        snapshot: the last one, from any thread; None before the first tick.
+        latest: what the page shows, and metrics unless the loop hangs.
         history: of this daemon.
 
     Raises:
         OSError: nothing can listen there.
     """
 
-    def __init__(self, policy: PagePolicy, *, snapshot: Callable[[], Snapshot | None], history: History) -> None:
+    def __init__(self, policy: PagePolicy, *, latest: LatestSnapshot, history: History) -> None:
         address, port = address_and_port(policy.listen)
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)
@@ -79,7 +80,7 @@ class PageServer:
             listener.close()
             raise
         names = {"localhost", socket.gethostname().lower(), *policy.names}
-        self._server = _Server(listener, names=names, snapshot=snapshot, history=history)
+        self._server = _Server(listener, names=names, latest=latest, history=history)
         self._thread = threading.Thread(target=self._server.serve, name="hive-broker-page", daemon=True)
         self._thread.start()
 
@@ -102,11 +103,11 @@ class _Server(BoundedServer[_Open]):
         listener: socket.socket,
         *,
         names: Collection[str],
-        snapshot: Callable[[], Snapshot | None],
+        latest: LatestSnapshot,
         history: History,
     ) -> None:
         super().__init__(listener, _Handler, timeout_s=REQUEST_TIMEOUT_S)
-        self.names, self.snapshot, self.history = names, snapshot, history
+        self.names, self.latest, self.history = names, latest, history
         self.started = secrets.token_hex(8)
         self._bucket = TokenBucket(per_s=REQUESTS_PER_S, at_once=REQUESTS_BURST, now_s=time.monotonic())
         self._shown: tuple[Snapshot | None, bytes] = (None, b"null")
@@ -149,8 +150,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._answer(200, resources.files(__package__).joinpath(name).read_bytes(), kind=kind)
         elif path not in (FIGURES, METRICS):
             self._answer_text(404, f"known here: {', '.join((*FILES, FIGURES, METRICS))}")
-        elif (snapshot := self.server.snapshot()) is None:
-            self._answer_text(503, "no tick yet")
+        elif (snapshot := self.server.latest.current if path == METRICS else self.server.latest.last) is None:
+            self._answer_text(503, NOTHING)
         elif path == METRICS:
             self._answer(200, metrics(snapshot), kind=PROMETHEUS)
         else:

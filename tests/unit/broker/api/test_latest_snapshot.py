@@ -9,7 +9,7 @@ import pytest
 
 from broker.api import latest_snapshot
 from broker.api.documents.snapshot import Snapshot
-from broker.api.latest_snapshot import SHARED_S, SHOW_S, LatestSnapshot
+from broker.api.latest_snapshot import HANGS_S, SHARED_S, SHOW_S, LatestSnapshot
 
 
 def snapshot(name: str) -> Snapshot:
@@ -17,8 +17,8 @@ def snapshot(name: str) -> Snapshot:
 
 
 def later() -> float:
-    """So late that nothing is shared any more."""
-    return 1000.0
+    """So late that what was shown at 10 s is not shared any more."""
+    return 15.0
 
 
 def test_what_nobody_asks_for_is_shown_once_a_second() -> None:
@@ -58,7 +58,7 @@ def test_what_is_new_already_is_not_made_again() -> None:
     assert not one.due(now_s=99.0)
 
 
-def test_a_loop_that_hangs_leaves_what_was_shown_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_that_answers_late_leaves_what_was_shown_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latest_snapshot, "WAIT_S", 0.01)
     one = LatestSnapshot(lambda: None, clock=later)
     assert one.ask() is None
@@ -67,6 +67,30 @@ def test_a_loop_that_hangs_leaves_what_was_shown_last(monkeypatch: pytest.Monkey
     one.show(snapshot("old"), now_s=10.0)
     one.outdate()
     assert one.ask() == "old"
+
+
+@pytest.mark.parametrize("decides", [False, True])
+def test_nothing_is_current_of_a_loop_that_hangs_until_it_shows_something_again(
+    decides: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(latest_snapshot, "WAIT_S", 0.01)
+    now_s, wakes = 10.0, []
+
+    def wake() -> None:
+        wakes.append(now_s)
+
+    one = LatestSnapshot(wake, clock=lambda: now_s)
+    one.outdate()
+    one.show(snapshot("old"), now_s=now_s)
+    if decides:
+        one.outdate()
+    now_s += HANGS_S
+    assert one.current is one.ask() is None
+    assert wakes == [now_s]
+    assert one.last == "old"
+    one.outdate()
+    one.show(snapshot("new"), now_s=now_s)
+    assert one.current == one.ask() == "new"
 
 
 def test_however_often_somebody_asks_the_loop_is_woken_once_a_tick() -> None:
