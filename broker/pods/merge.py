@@ -7,23 +7,17 @@ import json
 import math
 import tomllib
 from collections.abc import Mapping
-from typing import Any
 
 from broker.policy.known_programs import rules_of_class
 from broker.policy.toml import MATCH_RULES_MAX, load
 from broker.policy.types import MatchRule
-from hive_qos.errors import ConfigurationError, HiveError
+from hive_qos.errors import HiveError
 
 HEADING = "# Written by `hive-qos pods` from {base} and the pods of this node. Change that file, not this one.\n"
 
 
-def room_for_rules(base: str, *, name: str) -> tuple[int, dict[MatchRule, str]]:
-    """How many rules can be added to a configuration, and which it has, with the class of each.
-
-    Raises:
-        ConfigurationError: it is no TOML.
-    """
-    _parsed(base, name=name)
+def room_for_rules(base: str) -> tuple[int, dict[MatchRule, str]]:
+    """How many rules can be added to a configuration, and which it has, with the class of each."""
     try:
         classes = load(base).classes
     except HiveError:  # the broker says what is wrong, and refuses it with or without pods' rules
@@ -35,12 +29,12 @@ def room_for_rules(base: str, *, name: str) -> tuple[int, dict[MatchRule, str]]:
 def with_rules(base: str, rules: Mapping[str, tuple[MatchRule, ...]], *, name: str) -> str:
     """Add rules to the classes of a configuration, behind those that it has; what it has already is not added.
 
-    Mistakes stay for the broker to find: they are its to explain.
-
-    Raises:
-        ConfigurationError: it is no TOML.
+    Mistakes stay for the broker to find: they are its to explain. What is no TOML is given back as it is.
     """
-    document = _parsed(base, name=name)
+    try:
+        document = tomllib.loads(base)
+    except (ValueError, RecursionError):  # beside what is no TOML: numbers too long, and brackets too deep
+        return base
     for traffic_class, more in rules.items():
         classes = document.setdefault("class", {})
         entry = classes.setdefault(traffic_class, {}) if isinstance(classes, dict) else None
@@ -49,13 +43,6 @@ def with_rules(base: str, rules: Mapping[str, tuple[MatchRule, ...]], *, name: s
             match += [one for one in map(_written, more) if one not in match]
     lines = [f"{_key(key)} = {_value(value)}\n" for key, value in document.items()]
     return HEADING.format(base=name) + "".join(lines)
-
-
-def _parsed(text: str, *, name: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError("--base", name, f"no TOML: {error}") from error
 
 
 def _written(rule: MatchRule) -> dict[str, str]:

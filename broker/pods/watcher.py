@@ -134,7 +134,7 @@ class PodWatcher:
             base = self._files.base.read_text(encoding="utf-8")
         except (OSError, ValueError) as problem:
             raise ConfigurationError("--base", name, f"cannot be read: {problem}") from problem
-        rules_max, taken = room_for_rules(base, name=name)
+        rules_max, taken = room_for_rules(base)
         found = rules_of(
             self._pods.values(),
             hierarchy=self._hierarchy(),

@@ -161,12 +161,18 @@ def test_every_kind_of_value_is_written_as_it_was_read() -> None:
 
 def test_room_is_what_the_broker_leaves() -> None:
     base = BASE + "[class.storage]\nmatch = [{ port = 1 }, { port = 2 }]\n[class.other]\nmatch = [{ port = 3 }]\n"
-    room, taken = room_for_rules(base, name="base")
+    room, taken = room_for_rules(base)
     assert room == MATCH_RULES_MAX - 3
     assert taken == {MatchRule(port=1): "storage", MatchRule(port=2): "storage", MatchRule(port=3): "other"}
-    assert room_for_rules("class = 3", name="base") == (MATCH_RULES_MAX, {})
-    with pytest.raises(ConfigurationError, match="no TOML"):
-        room_for_rules("[[", name="base")
+
+
+@pytest.mark.parametrize("base", ["class = 3", "[[", f"a = {'9' * 5000}", "a = " + "[" * 5000])
+def test_a_configuration_that_is_wrong_is_left_for_the_broker_to_refuse(base: str) -> None:
+    assert room_for_rules(base) == (MATCH_RULES_MAX, {})
+    written = with_rules(base, {"storage": (MatchRule(address="10.0.0.1/32"),)}, name="base")
+    assert written == base or tomllib.loads(written) == tomllib.loads(base)
+    with pytest.raises(ConfigurationError):
+        load(written)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +195,7 @@ def test_whatever_pods_ask_for_the_broker_takes_the_configuration(more: str) -> 
         for number in range(3)
         for name, created in (("storage", "2026-11-22T10:00:00Z"), ("other", "2026-11-22T11:00:00Z"))
     ]  # fmt: skip
-    rules_max, taken = room_for_rules(base, name="base")
+    rules_max, taken = room_for_rules(base)
     found = rules_of(
         [*by_cgroup, *by_address], hierarchy=SYSTEMD, allowed=("storage", "other"), rules_max=rules_max, taken=taken
     )
