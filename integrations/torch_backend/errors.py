@@ -8,8 +8,6 @@ DistributedDataParallel does.
 
 from __future__ import annotations
 
-import re
-
 import torch.distributed as dist
 
 from hive_qos.errors import (
@@ -22,8 +20,6 @@ from hive_qos.errors import (
     TimedOutError,
     TransportError,
 )
-
-_CODE = re.compile(r"\[([a-z][a-z-]*)\] ")
 
 
 class TorchConnectionLostError(ConnectionLostError, dist.DistNetworkError):
@@ -77,13 +73,6 @@ def as_torch_error(error: BaseException) -> BaseException:
     both = next((both for ours, both in _CLASSES if isinstance(error, ours)), TorchTransportError)
     # The constructors differ and hold no more than their attributes, so that copying those is exact.
     converted = both.__new__(both, *error.args)
-    converted.args = error.args
     converted.__dict__.update(error.__dict__)
     converted.__cause__ = error
     return converted
-
-
-def code_of(text: str) -> str | None:
-    """The code in a message that may have been wrapped: "Got ...: [connection-lost] lost rank 1" gives that code."""
-    match = _CODE.search(text)
-    return match.group(1) if match else None

@@ -33,7 +33,7 @@ StartMessage = Callable[[float], transport.Work]
 """Starts a message at the transport, given its timeout in seconds."""
 
 _log = logging.getLogger("integrations.torch")
-_threads = CompletionThreads()
+THREADS = CompletionThreads()
 _DEFAULTS = GroupOptions()
 
 
@@ -71,7 +71,7 @@ class Operations:
         self.abort_hooks: dict[int, Callable[[], None]] = {}
         self.sequence = 0
         self.on_close: list[Callable[[], None]] = []
-        self._order = FirstInFirstOut(_threads)
+        self._order = FirstInFirstOut(THREADS)
         self._running: set[HiveWork] = set()
         self._numbers = itertools.count(1)
         self._extensions: list[_Extension] = []
@@ -141,7 +141,7 @@ class Operations:
             result=tensors,
             devices=_gpus_of(tensors),
             sequence=self.sequence,
-            threads=_threads,
+            threads=THREADS,
             finish=raise_first_error,
         )
         together.follow([], also=works)
@@ -240,11 +240,11 @@ class Operations:
         if finish is None and not all(one.in_place for one in staged):
             finish = functools.partial(finish_all, staged)
         work = HiveWork(
-            f"{what} {sequence} of group {self.group.name}",
+            f"{what} {sequence} of group {self.group.name}" if collective else f"{what} in group {self.group.name}",
             result=result,
             devices=_gpus_of([one.tensor for one in staged]),
             sequence=sequence,
-            threads=_threads,
+            threads=THREADS,
             finish=finish,
         )
 

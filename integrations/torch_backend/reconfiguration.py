@@ -20,13 +20,11 @@ from typing import Any, cast
 import transport
 from hive_qos.errors import CancelledError, MisuseError
 from integrations.torch_backend.collectives import Collectives
-from integrations.torch_backend.completion_threads import CompletionThreads
+from integrations.torch_backend.operations import THREADS
 from integrations.torch_backend.options import GroupOptions
 from integrations.torch_backend.store_rendezvous import own_address
 from integrations.torch_backend.work import HiveWork
 from integrations.torch_backend.world import adopt, retire
-
-_threads = CompletionThreads()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +157,8 @@ class Reconfiguration:
             f"reconfigure {uuid} to {len(handles)} ranks",
             result=[],
             sequence=0,
-            threads=_threads,
+            threads=THREADS,
+            before="connecting",
             finish=functools.partial(self._connect, uuid, listener, list(handles), former, waiting, limit_s),
         )
         work.follow([])

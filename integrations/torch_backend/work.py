@@ -78,6 +78,7 @@ class HiveWork(dist.Work):
         threads: where `finish` runs, and whatever is not ours: callbacks of the future, and of an error.
         finish: brings what was received to the outputs; runs once, before anybody is told, only after success. None
             where it lies there already.
+        before: what goes on until the transport has it.
     """
 
     def __init__(
@@ -89,9 +90,10 @@ class HiveWork(dist.Work):
         sequence: int,
         threads: CompletionThreads,
         finish: Callable[[], None] | None = None,
+        before: str = "waiting for tensors of this rank on their devices",
     ) -> None:
         super().__init__()
-        self.what = what
+        self.what, self._before = what, before
         self.tensors = list(result)
         self._sequence = sequence
         self._threads = threads
@@ -123,7 +125,7 @@ class HiveWork(dist.Work):
         give_up_s = time.monotonic() + limit_s if limit_s > 0 else math.inf
         if not wait_until(self._ended, give_up_s):
             # All that keeps an operation from beginning, its own or one before it.
-            what = self.what if self._expected else f"{self.what}, waiting for tensors of this rank on their devices"
+            what = self.what if self._expected else f"{self.what}, {self._before}"
             raise as_torch_error(
                 TimedOutError(what, timeout_s=limit_s, bytes_done=self.bytes_done, bytes_total=self.bytes_total)
             )

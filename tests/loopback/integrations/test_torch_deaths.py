@@ -5,13 +5,12 @@ It takes 5 s of silence and 2 s of dialling until a rank counts as dead, plus wh
 
 from __future__ import annotations
 
+import re
 import signal
 
 import pytest
 import torch.distributed as dist
 from torch_ranks import RankResult, RunRanks
-
-from integrations.torch_backend.errors import code_of
 
 pytestmark = pytest.mark.timeout(300)
 """The first test starts all ranks of all scenarios, which takes tens of seconds where others want the cores as well."""
@@ -30,6 +29,12 @@ Results = dict[str, list[RankResult]]
 @pytest.fixture(scope="module")
 def results(run_ranks: RunRanks) -> Results:
     return run_ranks("deaths.py", dict.fromkeys(SCENARIOS, 3))
+
+
+def code_of(text: str) -> str | None:
+    """The code in a message that may have been wrapped: "Got ...: [connection-lost] lost rank 1" gives that code."""
+    match = re.search(r"\[([a-z][a-z-]*)\] ", text)
+    return match.group(1) if match else None
 
 
 def survivors(results: Results, scenario: str) -> list[RankResult]:

@@ -15,7 +15,7 @@ from hive_qos.errors import (
     TimedOutError,
     TransportError,
 )
-from integrations.torch_backend.errors import as_torch_error, code_of
+from integrations.torch_backend.errors import as_torch_error
 
 ERRORS = [
     ConnectionLostError("h2", "silent", rank=2),
@@ -43,9 +43,3 @@ def test_each_error_keeps_class_text_and_attributes_and_becomes_a_runtime_error(
 def test_errors_of_others_pass_unchanged() -> None:
     error = ValueError("x")
     assert as_torch_error(error) is error
-
-
-def test_the_code_is_found_in_a_text_that_torch_has_wrapped() -> None:
-    text = f"Got the following error when running the callback: TorchConnectionLostError: {ERRORS[0]}"
-    assert code_of(text) == "connection-lost"
-    assert code_of("Connection closed by peer [127.0.0.1]:4242") is None

@@ -46,6 +46,26 @@ def allreduce_knows_every_operation(rank: int, size: int) -> None:
 
 
 @check
+def an_output_may_lie_in_its_input_and_an_input_in_its_output(rank: int, size: int) -> None:
+    """So long that what arrives would come before all is sent."""
+    length = 1 << 20
+    every = everybody(size, size * length)
+    for at in (0, rank * length, length // 2):
+        summed, gathered = data(rank, size * length), torch.empty(size * length)
+        dist.reduce_scatter_tensor(summed[at : at + length], summed)
+        same(summed[at : at + length], every.sum(0)[rank * length : (rank + 1) * length])
+        gathered[at : at + length] = data(rank, length)
+        dist.all_gather_into_tensor(gathered, gathered[at : at + length])
+        same(gathered, everybody(size, length).flatten())
+    exchanged = data(rank, size * length)
+    dist.all_to_all_single(exchanged, exchanged)
+    same(exchanged, every[:, rank * length : (rank + 1) * length].flatten())
+    parts = list(data(rank, size, length))
+    dist.all_to_all(parts, parts)
+    same(torch.stack(parts), everybody(size, size, length)[:, rank])
+
+
+@check
 def averages_of_integers_are_cut_toward_zero(rank: int, size: int) -> None:
     mine = torch.arange(-4, 2 * size - 4, dtype=torch.int64) * (rank + 1)
     average = torch.tensor([int(value * size * (size + 1) / 2 / size) for value in range(-4, 2 * size - 4)])
