@@ -8,9 +8,9 @@ difference z = y - x has to be kept, and training knows nothing of it:
     with the partner's:  x += d / 2;              z += (b - 1/2) * d,    where d is the partner's x minus the own
 
 Exchanges run beside training. Both partners take the same difference, so the sum of their x is the same afterwards.
-Pairs follow a ring along the shortest links (`gossip`), anew when members come or go. An exchange whose partner is
-lost does not take place. Who joins takes the parameters of its first partner. If all who had some are lost before,
-the first of those who joined keeps its own.
+Pairs follow a ring along the shortest links (`gossip`), anew when members come or go, and after some exchanges, as
+links change. An exchange whose partner is lost does not take place. Who joins takes the parameters of its first
+partner. If all who had some are lost before, the first of those who joined keeps its own.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ from transport.tensors import TensorView
 from transport.volatile.group import VolatileGroup
 from transport.volatile.protocol.view import View
 from transport.volatile.steps import require_finite
+
+RING_EVENTS = 100
+"""To agree on the next ring, all wait for the slowest once: a hundredth of their exchanges."""
 
 
 class A2CiD2(Algorithm):
@@ -157,7 +160,10 @@ class _Says(IntEnum):
 
 
 class _Pairs:
-    """The exchanges of one member, event after event. Its methods run in a thread of their own."""
+    """The exchanges of one member, event after event. Its methods run in a thread of their own.
+
+    All members agree on a ring, go through `RING_EVENTS` of its events, and agree again, on the links of then.
+    """
 
     def __init__(self, group: VolatileGroup, elems: int) -> None:
         self._group, self._elems = group, elems
@@ -172,8 +178,12 @@ class _Pairs:
         """The partner's values; None where there is no partner, it was lost, or has no values of the job's to give."""
 
         def swap(group: Group, view: View) -> torch.Tensor | None:
-            has_none = self._enter(group, view, is_new=is_new)
-            return self._swap(group, own, _Says.IS_NEW if has_none else _Says.TRAINS) if group.size > 1 else None
+            if view.epoch != self._epoch or (group.size > 1 and self._partner(group.rank) is None):
+                self._agree(group, view, is_new=is_new, ends=False)
+            partner = self._partner(group.rank)
+            if partner is None:
+                return None
+            return self._swap(group, partner, own, _Says.IS_NEW if self._has_none(is_new) else _Says.TRAINS)
 
         return self._group.aside(swap)
 
@@ -183,9 +193,12 @@ class _Pairs:
 
         def reduce(group: Group, view: View) -> None:
             nonlocal result
-            counts = float(not self._enter(group, view, is_new=is_new))
-            while self._ring.neighbours(group.rank) - self._ended:  # who still trains waits for us at an event
-                self._swap(group, own, _Says.ENDS)
+            all_end = view.epoch != self._epoch and self._agree(group, view, is_new=is_new, ends=True)
+            while not all_end:
+                while (partner := self._partner(group.rank)) is not None:  # who still trains waits for us at an event
+                    self._swap(group, partner, own, _Says.ENDS)
+                all_end = self._agree(group, view, is_new=is_new, ends=True)
+            counts = float(not self._has_none(is_new))
             sums = torch.cat([own * counts, torch.tensor([counts])])
             group.allreduce(sums).wait()
             result = sums
@@ -196,22 +209,33 @@ class _Pairs:
         self._epoch = 0  # who trains on begins anew: nobody has ended
         return result[:-1] / result[-1]
 
-    def _enter(self, group: Group, view: View, *, is_new: bool) -> bool:
-        """Agree on a ring with the members of a new view; whether this one still has no parameters of the job's."""
-        if view.epoch != self._epoch:
-            holders = np.array([self.begins or not is_new], np.int64)
-            group.allreduce(holders).wait()
-            if group.rank == 0 and not holders[0]:
-                self.begins = True
-            self._ring = gossip.ring(_costs(group, self._elems))
-            self.pace = gossip.pace(self._ring.edges, size=group.size)
-            self._epoch, self._event, self._ended = view.epoch, 0, set()
+    def _has_none(self, is_new: bool) -> bool:
+        """Whether this member still has no parameters of the job's."""
         return is_new and not self.begins
 
-    def _swap(self, group: Group, own: torch.Tensor, says: _Says) -> torch.Tensor | None:
-        """Exchange with the partner of the next event that this rank is needed at."""
-        while (partner := self._ring.partner(group.rank, self._event)) is None or partner in self._ended:
+    def _agree(self, group: Group, view: View, *, is_new: bool, ends: bool) -> bool:
+        """Agree on a ring with all members of a view; whether all of them end."""
+        counts = np.array([not self._has_none(is_new), ends], np.int64)
+        group.allreduce(counts).wait()
+        holders, ending = counts.tolist()
+        if group.rank == 0 and not holders:
+            self.begins = True
+        self._ring = gossip.ring(_costs(group, self._elems))
+        self.pace = gossip.pace(self._ring.edges, size=group.size)
+        self._epoch, self._event, self._ended = view.epoch, 0, set()
+        return bool(ending == group.size)
+
+    def _partner(self, rank: int) -> int | None:
+        """The partner of the next event that this rank is needed at; None after the ring's last one."""
+        while self._event < RING_EVENTS:
+            partner = self._ring.partner(rank, self._event)
+            if partner is not None and partner not in self._ended:
+                return partner
             self._event += 1
+        return None
+
+    def _swap(self, group: Group, partner: int, own: torch.Tensor, says: _Says) -> torch.Tensor | None:
+        """Exchange with the partner of this event; the next one is to come."""
         sent = torch.cat([own, torch.tensor([float(says)])])
         received = torch.empty_like(sent)
         works = [group.send(sent, partner, self._event), group.recv(received, partner, self._event)]

@@ -1,15 +1,18 @@
-"""Members that average in pairs go on without one that is lost."""
+"""Members that average in pairs go on without one that is lost, along the shortest links of then."""
 
 from __future__ import annotations
 
 import threading
+import time
 
+import pytest
 import torch
 from patience import wait_until
 from torch import nn
 from volatile_members import SETTINGS, flat, in_threads, model, register, sgd, step_once
 
-from integrations.volatile import A2CiD2
+from integrations.volatile import A2CiD2, a2cid2, gossip
+from transport.group import Group
 
 
 def test_members_that_average_in_pairs_go_on_without_one_that_is_lost_and_end_with_the_same_parameters() -> None:
@@ -81,6 +84,42 @@ def test_where_all_who_had_the_jobs_parameters_are_lost_the_others_still_average
 
     in_threads(3, run)
     assert torch.equal(flat(networks[1]), flat(networks[2]))
+
+
+def test_the_ring_follows_links_that_change_whoever_trains_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    size, where = 5, register()
+    networks = [model() for _ in range(size)]
+    algorithms = [A2CiD2(one.parameters()) for one in networks]
+    measured = [0] * size
+    monkeypatch.setattr(a2cid2, "RING_EVENTS", 6)
+
+    def costs_at(number: int) -> list[list[int]]:
+        """Links from each rank to the next are short, and every second time those to the next but one."""
+        near = 1 + number % 2
+        return [[1 if (to - by) % size in (near, size - near) else 9 for to in range(size)] for by in range(size)]
+
+    def costs(group: Group, _elems: int) -> list[list[int]]:
+        measured[group.rank] += 1
+        return costs_at(measured[group.rank])
+
+    monkeypatch.setattr(a2cid2, "_costs", costs)
+
+    def run(rank: int) -> None:
+        algorithm, inner = algorithms[rank], sgd(networks[rank])
+        with algorithm.join(where, name=f"member-{rank}", members_min=size, settings=SETTINGS):
+            wait_until(
+                lambda: step_once(networks[rank], inner, algorithm) or min(one.exchanges for one in algorithms) >= 20
+            )
+            for _ in range(50 * (rank == 2)):
+                step_once(networks[rank], inner, algorithm)
+                time.sleep(0.005)
+            algorithm.finish()
+            assert algorithm._pairs._ring == gossip.ring(costs_at(measured[rank]))
+
+    in_threads(size, run)
+    assert len(set(measured)) == 1
+    assert measured[0] > 20 // 6
+    assert all(torch.equal(flat(networks[0]), flat(one)) for one in networks)
 
 
 def test_members_that_leave_as_soon_as_they_have_averaged_leave_none_behind() -> None:
