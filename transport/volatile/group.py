@@ -289,6 +289,10 @@ class VolatileGroup:
     def aside(self, run: Callable[[Group, View], T], *, timeout_s: float | None = None) -> T | None:
         """Run something on the group of the present view's workers, apart from steps: exchanges between single members.
 
+        Pipelines over members that come and go are not built; they would begin here. Members of one stage are a group
+        with `PartialMean`. Those of all stages are a second one, whose `run` sends a micro-batch to any living member
+        of the next stage.
+
         Returns:
             What `run` returns; None where the view changed before it was done, as after the loss of a member.
 

@@ -41,6 +41,7 @@ class TapedView:
     joining: tuple[Member, ...]
     base_step: int
     digest: str
+    at_s: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class TapedCommit:
     epoch: int
     digest: str
     received: bool = False
+    at_s: float = field(default=0.0, compare=False)
 
 
 @dataclass
@@ -197,6 +199,13 @@ def _names(members: Iterable[Member]) -> str:
     return ", ".join(sorted({one.name for one in members}))
 
 
+def _time_of(fields: dict[str, object]) -> float:
+    at_s = fields["at_s"]
+    if not isinstance(at_s, int | float) or not 0 <= at_s < 1e11:
+        raise ValueError(f"at_s is {at_s!r}, no time in seconds since 1970")
+    return float(at_s)
+
+
 def _read(path: Path) -> TapeFile:
     tape: TapeFile | None = None
     number = 0
@@ -218,14 +227,15 @@ def _read(path: Path) -> TapeFile:
                 elif "commit" in fields or "holds" in fields:
                     received = "holds" in fields
                     step = int(fields["holds" if received else "commit"])
-                    tape.entries.append(TapedCommit(step, int(fields["epoch"]), str(fields["digest"]), received))
+                    epoch, digest, at_s = int(fields["epoch"]), str(fields["digest"]), _time_of(fields)
+                    tape.entries.append(TapedCommit(step, epoch, digest, received, at_s))
                 elif "view" in fields:
                     members, joining = (
                         tuple(Member(str(name), int(incarnation)) for name, incarnation in fields[key])
                         for key in ("members", "joining")
                     )
-                    base_step, digest = int(fields["base_step"]), str(fields["digest"])
-                    tape.entries.append(TapedView(int(fields["view"]), members, joining, base_step, digest))
+                    base_step, digest, at_s = int(fields["base_step"]), str(fields["digest"]), _time_of(fields)
+                    tape.entries.append(TapedView(int(fields["view"]), members, joining, base_step, digest, at_s))
     except FileNotFoundError as error:
         raise ConfigurationError(str(path), None, "no such file; name tapes, as members write them") from error
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:

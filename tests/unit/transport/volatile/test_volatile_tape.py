@@ -161,7 +161,8 @@ def test_a_killed_members_last_line_is_left_out_and_any_other_is_named(folder: P
         file.write('{"commit": 6, "ep')
     assert verdict(folder).findings == ()
     whole = path.read_text().rpartition("\n")[0]
-    for line in ('{"commit": 6, "ep', '{"commit": 1e999, "epoch": 1, "digest": ""}', "[" * 100_000):
+    no_time = '{"at_s": NaN, "commit": 6, "epoch": 2, "digest": ""}'
+    for line in (no_time, '{"commit": 6, "ep', '{"commit": 1e999, "epoch": 1, "digest": ""}', "[" * 100_000):
         path.write_text(f"{whole}\n{line}\n")
         with pytest.raises(ConfigurationError, match="line 9"):
             verdict(folder)
@@ -171,10 +172,11 @@ def test_who_learns_may_be_given_a_later_state_and_nobody_else(folder: Path) -> 
     digest = {step: verdict_digest(folder, step) for step in (2, 4, 5)}
     head = {"tape": 1, "job": "llm", "member": "d", "incarnation": 9, "step": -1, "digest": "00" * 16}
     view = {"view": 3, "members": [["a", 1], ["b", 1], ["d", 9]], "joining": [["d", 9]], "base_step": 5}
-    given = [head, {**view, "digest": digest[5]}, {"holds": 2, "epoch": 3, "digest": digest[2]}]
-    last = {"commit": 5, "epoch": 3, "digest": digest[5]}
+    begins = {"at_s": 1.0, "epoch": 3}
+    given = [head, {**begins, **view, "digest": digest[5]}, {**begins, "holds": 2, "digest": digest[2]}]
+    last = {**begins, "commit": 5, "digest": digest[5]}
     for name, findings in (("holds", ()), ("commit", ("d committed step 4 after step 2",))):
-        lines = [*given, {name: 4, "epoch": 3, "digest": digest[4]}, last]
+        lines = [*given, {**begins, name: 4, "digest": digest[4]}, last]
         (folder / "d.0009.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         assert verdict(folder).findings == findings
 
