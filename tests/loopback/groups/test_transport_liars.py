@@ -1,4 +1,4 @@
-"""Ranks that say of another that it is lost, which it is not: nobody else gives it up, and nobody hangs."""
+"""Ranks that lie, of another that it is lost or of their own link: nobody is given up, nobody hangs, no sum is wrong."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from patience import LIMIT_S, wait_until
 
 from hive_qos.errors import CancelledError
 from transport import Group, MemoryRendezvous, Settings
+from transport.collectives.planning.link_rates import LinkReport
 
 ACCUSED, LIAR = 2, 3
 HONEST = (0, 1)
@@ -80,3 +81,39 @@ def test_a_collective_that_is_given_up_for_the_loss_of_a_rank_that_answers_names
         said = f"rank {LIAR} gave up: it says that it lost rank {ACCUSED}, which still answers this rank: cable cut"
         assert said in str(caught.value), f"rank {rank}"
     all_agree(groups)
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        LinkReport(1, 1, 1, 1, rtt_us=dict.fromkeys(range(4), 1)),
+        LinkReport(2**62, 2**62, 2**62, 2**62, rtt_us={0: 2**62, 1: -(2**62)}),
+        LinkReport(-5, -(2**63), 0, 1, rtt_us={}),
+    ],
+    ids=["slow", "fast", "negative"],
+)
+@pytest.mark.parametrize("site", ["", "on the moon"])
+def test_a_rank_that_lies_about_its_link_or_site_changes_everybodys_plan_alike_and_no_result(
+    groups: list[Group], report: LinkReport, site: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    liar = groups[LIAR]._runtime
+    monkeypatch.setattr(liar._rates, "report", lambda far: report)
+    planner = liar._in_flight._groups["default"].planner
+    assert planner is not None
+    planner._site = site
+    all_agree(groups)
+    first = groups[0].explain()["network"]
+
+    def has_changed() -> bool:
+        all_agree(groups)
+        return groups[0].explain()["network"] != first
+
+    planner._rows = ()  # it begins an agreement with its next operation
+    wait_until(has_changed)
+    all_agree(groups)
+    assert all(group.explain()["network"] == groups[0].explain()["network"] for group in groups)
+    inputs = [np.arange(40_000, dtype="f4") + rank for rank in range(4)]
+    outputs = [np.empty(10_000, "f4") for _ in range(4)]
+    for work in [group.reduce_scatter(out, given) for group, out, given in zip(groups, outputs, inputs, strict=True)]:
+        work.wait(LIMIT_S)
+    assert np.array_equal(np.concatenate(outputs), 4 * np.arange(40_000, dtype="f4") + 6)

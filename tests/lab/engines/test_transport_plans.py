@@ -1,0 +1,115 @@
+"""Collectives follow the links while they run: a link that falls carries less, and what is urgent does not wait."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from patience import LIMIT_S
+
+from tools.lab import Lab
+
+ROOT = Path(__file__).parents[3]
+PROGRAM = Path(__file__).parents[1] / "planning_rank.py"
+RATE_BITS_PER_S = 40_000_000
+SLOWEST = 2
+"""The rank whose link falls."""
+
+
+@contextmanager
+def ranks(lab: Lab, folder: Path, does: str, *, size: int, elements: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """A rank in each host, h0 and on, behind one router."""
+    lab.router("router")
+    for rank in range(size):
+        lab.host(f"h{rank}")
+        lab.link(f"h{rank}", "router", name=f"l{rank}", rate_bits_per_s=RATE_BITS_PER_S, delay_s=0.001)
+    lab.up()
+    environment = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "MASTER_ADDR": lab["h0"].address}
+    options = ["--does", does, "--size", str(size), "--folder", str(folder), "--elements", str(elements)]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    started = [
+        lab[f"h{rank}"].popen([sys.executable, str(PROGRAM), "--rank", str(rank), *options], env=environment, **pipes)
+        for rank in range(size)
+    ]
+    try:
+        yield started
+    finally:
+        for one in started:
+            one.kill()
+            one.communicate()
+
+
+def told(rank: subprocess.Popen[bytes]) -> dict[str, Any]:
+    """The next line of a rank."""
+    assert rank.stdout is not None
+    line = rank.stdout.readline()
+    if not line:
+        pytest.fail(rank.communicate(timeout=LIMIT_S)[1].decode())
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+def ended(started: list[subprocess.Popen[bytes]]) -> None:
+    for one in started:
+        _, err = one.communicate(timeout=LIMIT_S)
+        assert one.returncode == 0, err.decode()
+
+
+@pytest.mark.timeout(180)
+def test_the_plan_follows_a_link_that_falls_and_is_the_same_on_all_ranks(
+    lab_factory: Callable[..., Lab], tmp_path: Path
+) -> None:
+    """A round of 1 MB is 0.3 s; results are looked at in each."""
+    size = 3
+    lab = lab_factory("plans")
+    with ranks(lab, tmp_path, "rounds", size=size, elements=250_000) as started:
+
+        def until(holds: Callable[[dict[str, Any]], bool]) -> float:
+            """Seconds until it does, of the table of all ranks."""
+            began_s = time.monotonic()
+            while True:
+                tables = [told(one)["network"] for one in started]
+                if holds(tables[0]):
+                    assert tables == tables[:1] * size
+                    return time.monotonic() - began_s
+                assert time.monotonic() < began_s + LIMIT_S, tables[0]
+
+        until(lambda table: all(0.5 < one / RATE_BITS_PER_S < 1.2 for one in table["up_bits_per_s"]))
+        lab.links[f"l{SLOWEST}"].set_rate(RATE_BITS_PER_S // 4)
+        took_s = until(
+            lambda table: (
+                table["up_bits_per_s"][SLOWEST] < 0.4 * RATE_BITS_PER_S
+                and min(table["up_bits_per_s"][:SLOWEST]) > 0.5 * RATE_BITS_PER_S
+            )
+        )
+        print(f"the plan followed within {took_s:.1f} s")
+        for one in started:
+            assert one.stdin is not None
+            one.stdin.close()
+            one.stdin = None
+        for one in started:
+            assert one.stdout is not None
+            one.stdout.read()
+        ended(started)
+
+
+@pytest.mark.timeout(120)
+def test_an_urgent_collective_ends_while_a_large_one_that_began_before_goes_on(
+    lab_factory: Callable[..., Lab], tmp_path: Path
+) -> None:
+    """The large one takes 3 s, and the small one waits for none of that."""
+    lab = lab_factory("overtake")
+    with ranks(lab, tmp_path, "overtake", size=2, elements=4_000_000) as started:
+        found = [told(one) for one in started]
+        ended(started)
+    print(found)
+    for one in found:
+        assert one["large_done"] < 0.6
+        assert one["urgent_s"] < one["large_s"] / 4
