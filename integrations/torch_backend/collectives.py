@@ -145,12 +145,7 @@ class Collectives(Operations):
             "all-gather",
             [*sources, *(one for row in targets for one in row)],
             [
-                calls.all_gather(
-                    self.group.site,
-                    _memories(row),
-                    self._apart([source.memory], _memories(row))[0],
-                    self._gather_compression,
-                )
+                calls.all_gather(self.group.site, _memories(row), source.memory, self._gather_compression)
                 for row, source in zip(targets, sources, strict=True)
             ],
             result=[tensor for row in outputs for tensor in row],
@@ -167,12 +162,7 @@ class Collectives(Operations):
             "all-gather",
             [*sources, *targets],
             [
-                calls.all_gather(
-                    self.group.site,
-                    parts := self._parts(target),
-                    self._apart([source.flat], parts)[0],
-                    self._gather_compression,
-                )
+                calls.all_gather(self.group.site, self._parts(target), source.flat, self._gather_compression)
                 for target, source in zip(targets, sources, strict=True)
             ],
             result=outputs,
@@ -194,13 +184,7 @@ class Collectives(Operations):
             "reduce-scatter",
             [*targets, *(one for row in sources for one in row)],
             [
-                calls.reduce_scatter(
-                    self.group.site,
-                    target.memory,
-                    self._apart(_memories(row), [target.memory]),
-                    op,
-                    self._compression,
-                )
+                calls.reduce_scatter(self.group.site, target.memory, _memories(row), op, self._compression)
                 for target, row in zip(targets, sources, strict=True)
             ],
             result=outputs,
@@ -219,13 +203,7 @@ class Collectives(Operations):
             "reduce-scatter",
             [*targets, *sources],
             [
-                calls.reduce_scatter(
-                    self.group.site,
-                    target.flat,
-                    self._apart(self._parts(source), [target.flat]),
-                    op,
-                    self._compression,
-                )
+                calls.reduce_scatter(self.group.site, target.flat, self._parts(source), op, self._compression)
                 for target, source in zip(targets, sources, strict=True)
             ],
             result=outputs,
@@ -240,14 +218,7 @@ class Collectives(Operations):
         return self.launch(
             "gather",
             [source, *targets],
-            [
-                calls.gather(
-                    self.group.site,
-                    _memories(targets) or None,
-                    self._apart([source.memory], _memories(targets))[0],
-                    root,
-                )
-            ],
+            [calls.gather(self.group.site, _memories(targets) or None, source.memory, root)],
             result=outputs,
             timeout_s=timeout_s,
         )
@@ -260,14 +231,7 @@ class Collectives(Operations):
         return self.launch(
             "scatter",
             [target, *sources],
-            [
-                calls.scatter(
-                    self.group.site,
-                    target.memory,
-                    self._apart(_memories(sources), [target.memory]) or None,
-                    root,
-                )
-            ],
+            [calls.scatter(self.group.site, target.memory, _memories(sources) or None, root)],
             result=[output],
             timeout_s=timeout_s,
         )
@@ -279,13 +243,7 @@ class Collectives(Operations):
         return self.launch(
             "all-to-all",
             [*targets, *sources],
-            [
-                calls.all_to_all(
-                    self.group.site,
-                    _memories(targets),
-                    self._apart(_memories(sources), _memories(targets)),
-                )
-            ],
+            [calls.all_to_all(self.group.site, _memories(targets), _memories(sources))],
             result=outputs,
             timeout_s=timeout_s,
         )
@@ -307,13 +265,7 @@ class Collectives(Operations):
         return self.launch(
             "all-to-all",
             [target, taken],
-            [
-                calls.all_to_all(
-                    self.group.site,
-                    parts := _split(target.memory, target_rows),
-                    self._apart(_split(taken.memory, source_rows), parts),
-                )
-            ],
+            [calls.all_to_all(self.group.site, _split(target.memory, target_rows), _split(taken.memory, source_rows))],
             result=[output],
             timeout_s=timeout_s,
         )
@@ -371,28 +323,6 @@ class Collectives(Operations):
         elems = flat.numel() // self.group.size
         return [flat[rank * elems : (rank + 1) * elems] for rank in range(self.group.size)]
 
-    def _apart(self, sources: Tensors, targets: Tensors) -> list[torch.Tensor]:
-        """The sources, copied where what arrives in the targets would change them before they are sent.
-
-        This rank's part may be its own place in the other list, as in FSDP: it goes nowhere.
-        """
-        if {one.untyped_storage().data_ptr() for one in sources}.isdisjoint(
-            one.untyped_storage().data_ptr() for one in targets
-        ):
-            return list(sources)
-        arrive = [_place(one) for one in targets]
-        own = self.group.rank if len(targets) > 1 else 0
-        kept = self.group.rank if len(sources) > 1 else 0
-
-        def is_changed(number: int, source: torch.Tensor) -> bool:
-            begin, end = place = _place(source)
-            return any(
-                first < end and begin < last and not (number == kept and target == own and place == (first, last))
-                for target, (first, last) in enumerate(arrive)
-            )
-
-        return [one.clone() if is_changed(number, one) else one for number, one in enumerate(sources)]
-
     def _check_times_size(self, what: str, *, large: torch.Tensor, small: torch.Tensor) -> None:
         if large.numel() != small.numel() * self.group.size or large.dtype != small.dtype:
             raise MisuseError(
@@ -435,11 +365,6 @@ def _sources(tensors: Tensors) -> list[Staged]:
 
 def _targets(tensors: Tensors) -> list[Staged]:
     return [_target(tensor) for tensor in tensors]
-
-
-def _place(tensor: torch.Tensor) -> tuple[int, int]:
-    """Where a contiguous tensor's memory begins and ends."""
-    return tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
 
 
 def _memories(staged: Sequence[Staged]) -> list[torch.Tensor]:

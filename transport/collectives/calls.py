@@ -174,6 +174,7 @@ def reduce_scatter(
     if (own.elems, own.dtype) != (target.elems, target.dtype):
         raise MisuseError(f"reduce-scatter of {own} into {target}: they differ")
     elems = [part.elems for part in parts]
+    parts = _apart(parts, [target], rank=context.rank)
 
     words = f"reduce-scatter {op.value} of {_sizes(elems)} {target.dtype}"
     call = _call(context, Operation.REDUCE_SCATTER, elems, [*parts, target], words=words, results=[target], op=op)
@@ -184,6 +185,7 @@ def all_gather(context: CallContext, outputs: object, tensor: object, compressio
     """What every rank has afterwards is what was decoded, its own part as well; there is no error feedback."""
     source = TensorView.of(tensor, writable=False)
     targets, results = _parts(context, outputs, writable=True)
+    (source,) = _apart([source], targets, rank=context.rank)
     words = f"all-gather of {_sizes([target.elems for target in targets])} {source.dtype}"
     call = _exchange(context, Operation.ALL_GATHER, targets, [source] * context.size, results, words=words)
     return _encoded(call, compression)
@@ -194,6 +196,7 @@ def gather(context: CallContext, outputs: object, tensor: object, root: int) -> 
     source = TensorView.of(tensor, writable=False)
     targets, results = _parts_of_root(context, outputs, root, like=source, writable=True)
     sources = [source if rank == root else _nothing(source.dtype) for rank in range(context.size)]
+    (source,) = _apart([source], targets, rank=context.rank)
     words = f"gather to {root} of {source.dtype}"
     return _exchange(context, Operation.GATHER, targets, sources, results, words=words, pairs=True)
 
@@ -202,6 +205,7 @@ def scatter(context: CallContext, output: object, inputs: object, root: int) -> 
     check_rank(root, group=context.group, size=context.size)
     target = TensorView.of(output, writable=True)
     sources, _ = _parts_of_root(context, inputs, root, like=target, writable=False)
+    sources = _apart(sources, [target], rank=context.rank)
     targets = [target if rank == root else _nothing(target.dtype) for rank in range(context.size)]
     words = f"scatter from {root} of {target.dtype}"
     return _exchange(context, Operation.SCATTER, targets, sources, [target], words=words, pairs=True)
@@ -210,6 +214,7 @@ def scatter(context: CallContext, output: object, inputs: object, root: int) -> 
 def all_to_all(context: CallContext, outputs: Sequence[object], inputs: Sequence[object]) -> Call:
     targets, results = _parts(context, list(outputs), writable=True)
     sources, _ = _parts(context, list(inputs), writable=False)
+    sources = _apart(sources, targets, rank=context.rank)
     words = f"all-to-all of {targets[0].dtype}"
     return _exchange(context, Operation.ALL_TO_ALL, targets, sources, results, words=words, pairs=True)
 
@@ -306,6 +311,37 @@ def _exchange(
     agreed = CallSignature(words, tuple(send_elems), tuple(receive_elems)) if pairs else CallSignature(words)
     views = [*targets, *sources]
     return _call(context, operation, send_elems, views, receive_counts=receive_elems, words=agreed, results=results)
+
+
+def _apart(sources: list[TensorView], targets: Sequence[TensorView], *, rank: int) -> list[TensorView]:
+    """The sources, copied where what arrives in the targets would change them before they are sent.
+
+    A rank's own part may lie in its own place, as in FSDP: nothing arrives there from others.
+    """
+    arrive = [_extent(one) for one in targets]
+    first, last = min(begin for begin, _ in arrive), max(end for _, end in arrive)
+    kept, place = (rank if len(some) > 1 else 0 for some in (sources, targets))
+
+    def is_changed(number: int, begin: int, end: int) -> bool:
+        if end <= first or last <= begin:
+            return False
+        own = arrive[place] if number == kept else None
+        return any(there[0] < end and begin < there[1] for there in arrive if not own == there == (begin, end))
+
+    return [
+        TensorView(memoryview(bytearray(one.data)), dtype=one.dtype, shape=one.shape)
+        if is_changed(number, *_extent(one))
+        else one
+        for number, one in enumerate(sources)
+    ]
+
+
+def _extent(view: TensorView) -> tuple[int, int]:
+    """Where its memory begins and ends; nowhere if it has none."""
+    if not view.data.nbytes:
+        return 0, 0
+    begin: int = np.frombuffer(view.data, "u1").__array_interface__["data"][0]
+    return begin, begin + view.data.nbytes
 
 
 def _parts(context: CallContext, tensors: object, *, writable: bool) -> tuple[list[TensorView], list[TensorView]]:

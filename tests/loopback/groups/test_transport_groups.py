@@ -119,6 +119,39 @@ def test_every_collective(ranks, size):
     every_collective(ranks, size)
 
 
+def test_outputs_may_lie_in_inputs_and_inputs_in_outputs(ranks):
+    """So large that what arrives would come before all is sent."""
+    size, length = 3, 300_000
+    ranks.connect(size)
+    every = np.arange(size * length, dtype="f4") % 1000
+
+    def body(group: Group) -> None:
+        rank = group.rank
+        own = slice(rank * length, (rank + 1) * length)
+        for at in (0, rank * length, length // 2):
+            there = slice(at, at + length)
+            summed, gathered = every + rank, np.zeros_like(every)
+            group.reduce_scatter(summed[there], summed).wait(LIMIT_S)
+            assert np.array_equal(summed[there], size * every[own] + 3)
+            gathered[there] = every[own]
+            group.all_gather(gathered, gathered[there]).wait(LIMIT_S)
+            assert np.array_equal(gathered, every)
+        parts = np.split(every + rank, size)
+        group.all_to_all(parts, parts).wait(LIMIT_S)
+        assert all(np.array_equal(part, every[own] + origin) for origin, part in enumerate(parts))
+        whole = every + rank
+        group.gather(whole if rank == 0 else None, whole[length // 2 :][:length], 0).wait(LIMIT_S)
+        if rank == 0:
+            expected = [every[length // 2 :][:length] + origin for origin in range(size)]
+            assert np.array_equal(whole, np.concatenate(expected))
+        whole = every.copy()
+        out = whole[length // 2 :][:length] if rank == 0 else np.empty(length, "f4")
+        group.scatter(out, whole if rank == 0 else None, 0).wait(LIMIT_S)
+        assert np.array_equal(out, every[own])
+
+    ranks.run(body)
+
+
 @pytest.mark.parametrize("both", [("aioquic", "native")], ids="-".join)
 def test_every_collective_between_ranks_of_both_engines(ranks, chosen_engine, both):
     need(*both)

@@ -1,4 +1,4 @@
-"""Ranks that lie, of another that it is lost or of their own link: nobody is given up, nobody hangs, no sum is wrong."""
+"""Ranks that lie, of another or of their own link: nobody is given up, nobody hangs, and no sum is wrong."""
 
 from __future__ import annotations
 
