@@ -36,7 +36,7 @@ class LatestSnapshot:
         self._wake, self._clock = wake, clock
         self._changed = threading.Condition()
         self._snapshot: Snapshot | None = None
-        self._outdated, self._wanted = False, False
+        self._outdated, self._wanted, self._shared = False, False, False
         self._shown_s = float("-inf")
 
     @property
@@ -46,7 +46,7 @@ class LatestSnapshot:
 
     def due(self, *, now_s: float) -> bool:
         """For the loop: whether to show what holds now."""
-        return self._outdated and (self._wanted or now_s - self._shown_s >= SHOW_S)
+        return self._outdated and (self._wanted or not self._shared or now_s - self._shown_s >= SHOW_S)
 
     def outdate(self) -> None:
         """For the loop: there is a new decision, which no reader has seen."""
@@ -54,12 +54,12 @@ class LatestSnapshot:
 
     def invalidate(self) -> None:
         """For the loop: stop sharing the last snapshot, so that the next reader gets the next one."""
-        self._outdated, self._shown_s = True, float("-inf")
+        self._outdated, self._shared = True, False
 
     def show(self, snapshot: Snapshot, *, now_s: float) -> None:
         """For the loop: this is what holds now."""
         with self._changed:
-            self._snapshot, self._shown_s = snapshot, now_s
+            self._snapshot, self._shown_s, self._shared = snapshot, now_s, True
             self._outdated = self._wanted = False
             self._changed.notify_all()
 
@@ -72,7 +72,7 @@ class LatestSnapshot:
         """For any other thread: what holds now, or held a tick ago; None as of `current`."""
         with self._changed:
             age_s = self._clock() - self._shown_s
-            if (self._outdated and age_s >= SHARED_S) or age_s >= HANGS_S:
+            if (self._outdated and (not self._shared or age_s >= SHARED_S)) or age_s >= HANGS_S:
                 self._wanted = True
                 self._wake()
                 self._changed.wait_for(lambda: not self._wanted, WAIT_S)

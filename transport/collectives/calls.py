@@ -195,8 +195,8 @@ def gather(context: CallContext, outputs: object, tensor: object, root: int) -> 
     check_rank(root, group=context.group, size=context.size)
     source = TensorView.of(tensor, writable=False)
     targets, results = _parts_of_root(context, outputs, root, like=source, writable=True)
-    sources = [source if rank == root else _nothing(source.dtype) for rank in range(context.size)]
     (source,) = _apart([source], targets, rank=context.rank)
+    sources = [source if rank == root else _nothing(source.dtype) for rank in range(context.size)]
     words = f"gather to {root} of {source.dtype}"
     return _exchange(context, Operation.GATHER, targets, sources, results, words=words, pairs=True)
 

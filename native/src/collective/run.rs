@@ -261,8 +261,8 @@ impl Run {
                 // changes values and nothing else, as with all memory of Python's.
                 unsafe { kernel.run(target, &sources, length, divisor) };
             }
-            // SAFETY: as above, and the two do not overlap.
-            (Kind::Copy, _) => unsafe { std::ptr::copy_nonoverlapping(sources[0], target, length) },
+            // SAFETY: as above. What a rank keeps may lie in its own place.
+            (Kind::Copy, _) => unsafe { std::ptr::copy(sources[0], target, length) },
             (Kind::Encode(codec), _) => {
                 let residual = regions.get(2).map(|one| self.address(one));
                 // SAFETY: as above: the lengths are the codec's, target and residual can be written, none overlap.

@@ -139,15 +139,16 @@ def test_outputs_may_lie_in_inputs_and_inputs_in_outputs(ranks):
         parts = np.split(every + rank, size)
         group.all_to_all(parts, parts).wait(LIMIT_S)
         assert all(np.array_equal(part, every[own] + origin) for origin, part in enumerate(parts))
-        whole = every + rank
-        group.gather(whole if rank == 0 else None, whole[length // 2 :][:length], 0).wait(LIMIT_S)
-        if rank == 0:
-            expected = [every[length // 2 :][:length] + origin for origin in range(size)]
-            assert np.array_equal(whole, np.concatenate(expected))
-        whole = every.copy()
-        out = whole[length // 2 :][:length] if rank == 0 else np.empty(length, "f4")
-        group.scatter(out, whole if rank == 0 else None, 0).wait(LIMIT_S)
-        assert np.array_equal(out, every[own])
+        for root, at in ((0, length // 2), (size - 1, 3 * length // 2)):
+            there = slice(at, at + length)
+            whole = every + rank
+            group.gather(whole if rank == root else None, whole[there], root).wait(LIMIT_S)
+            if rank == root:
+                assert np.array_equal(whole, np.concatenate([every[there] + origin for origin in range(size)]))
+            whole = every.copy()
+            out = whole[there] if rank == root else np.empty(length, "f4")
+            group.scatter(out, whole if rank == root else None, root).wait(LIMIT_S)
+            assert np.array_equal(out, every[own])
 
     ranks.run(body)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from transport.volatile.protocol.view import Member
 from transport.volatile.record.tape_check import TapedCommit, TapedView, TapeFile
@@ -22,7 +22,7 @@ class TapedEpoch:
         run: of the job: it counts its views and steps anew.
         epoch: the view's number.
         at_s: when its first member entered it, in seconds since 1970.
-        members: how many it has, learners with them.
+        members: how many it has, learners with them. Where no tape has the view any more, of those that committed in it.
         came, left: who is a member that was not in the view before, and the other way round.
         learning: who learns.
         first_step, last_step: what was committed in it; (0, 0) for nothing.
@@ -68,23 +68,29 @@ def _of_run(run: int, tapes: Sequence[TapeFile]) -> Iterator[TapedEpoch]:
         by_epoch.setdefault(commits[step].epoch, []).append(commits[step])
     before: frozenset[Member] = frozenset()
     last_s: float | None = None
-    for epoch in sorted(views):
-        view, steps = views[epoch], by_epoch.get(epoch, [])
-        there = frozenset(view.members)
-        times_s = [one.at_s for one in steps]
-        since_s = times_s if last_s is None else [last_s, *times_s]
+    for epoch in sorted(views.keys() | by_epoch.keys()):
+        view, steps = views.get(epoch), by_epoch.get(epoch, [])
+        there = frozenset(_committed_in(epoch, tapes) if view is None else view.members)
+        times_s = list(accumulate((one.at_s for one in steps), max))  # of clocks that differ
+        since_s = times_s if last_s is None else [last_s, *(max(one, last_s) for one in times_s)]
         took_s = times_s[-1] - times_s[0] if len(times_s) > 2 else 0.0
         yield TapedEpoch(
             run=run,
             epoch=epoch,
-            at_s=view.at_s,
-            members=len(view.members),
+            at_s=view.at_s if view is not None else times_s[0],
+            members=len(there),
             came=tuple(sorted(there - before)),
             left=tuple(sorted(before - there)),
-            learning=tuple(sorted(view.joining)),
+            learning=tuple(sorted(view.joining)) if view is not None else (),
             first_step=steps[0].step if steps else 0,
             last_step=steps[-1].step if steps else 0,
             steps_per_s=round((len(times_s) - 1) / took_s, 3) if took_s > 0 else None,
             without_commit_s=round(max(b - a for a, b in pairwise(since_s)), 3) if len(since_s) > 1 else None,
         )
-        before, last_s = there, times_s[-1] if times_s else last_s
+        before, last_s = there, since_s[-1] if since_s else None
+
+
+def _committed_in(epoch: int, tapes: Sequence[TapeFile]) -> Iterator[Member]:
+    for one in tapes:
+        if any(isinstance(entry, TapedCommit) and entry.epoch == epoch and not entry.received for entry in one.entries):
+            yield one.member

@@ -61,6 +61,20 @@ def test_each_view_tells_who_came_and_left_and_how_steps_went_on(folder: Path) -
     assert third == TapedEpoch(7, 3, BEGAN_S + 7.0, 3, (C,), (), (C,), 0, 0, None, None)
 
 
+def test_steps_in_a_view_that_no_tape_has_any_more_are_told_too(folder: Path) -> None:
+    for path in folder.glob("*.jsonl"):
+        path.write_text("".join(line for line in path.read_text().splitlines(True) if '"view": 1,' not in line))
+    first, second, _ = epochs(folder)
+    assert first == TapedEpoch(7, 1, BEGAN_S + 2.0, 3, (A, B, C), (), (), 1, 3, 1.0, 1.0)
+    assert second.without_commit_s == 2.5
+
+
+def test_a_clock_that_is_behind_shortens_no_time_below_nothing(folder: Path) -> None:
+    write(folder, "a", (-900.0, view(2, "ab", base_step=3)), (-899.0, commit(4, 2)), (9.5, commit(5, 2)))
+    (folder / "b.7.jsonl").unlink()
+    assert [one.without_commit_s for one in epochs(folder)] == [1.0, 6.5]
+
+
 def test_runs_of_a_job_follow_each_other(folder: Path) -> None:
     write(folder, "a", (-50.0, view(1, "a", base_step=0)), (-49.0, commit(1, 1)), run=9)
     assert [(one.run, one.epoch) for one in epochs(folder)] == [(9, 1), (7, 1), (7, 2), (7, 3)]
