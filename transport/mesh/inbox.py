@@ -6,13 +6,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from hive_qos.errors import ConnectionLostError, TransportError
+from hive_qos.errors import ConnectionLostError, HiveError, TransportError
 from transport.engine.base import Buffer, Engine, OperationFailed, Received
 from transport.mesh.peers import PeerTable
 from transport.wire.header import MatchKey
+
+_log = logging.getLogger("transport.mesh.inbox")
 
 GRACE_S = 0.3
 """Grace period before receives from a rank that is gone fail. The engine reports what it holds in milliseconds."""
@@ -68,10 +71,14 @@ class Inbox:
             return
         lost = isinstance(event.error, ConnectionLostError)
         gone = self._peers.error(receiving.rank)
+        error = receiving.cancelled or gone or event.error
         if lost and receiving.cancelled is None and gone is None and not closing:
-            self.post(engine, receiving)
-            return
-        receiving.on_end(None, receiving.cancelled or gone or event.error)
+            try:
+                self.post(engine, receiving)
+                return
+            except HiveError as failure:  # the engine has ended: nobody would hear of this receive again
+                _log.warning("a receive cannot be posted again: %s", failure)
+        receiving.on_end(None, error)
 
     def tick(self, engine: Engine, now_s: float, gone_s: Mapping[int, float]) -> float:
         """Fail what is due of ranks that went at these times; returns when to be called next."""

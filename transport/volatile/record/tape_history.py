@@ -22,7 +22,7 @@ class TapedEpoch:
         run: of the job: it counts its views and steps anew.
         epoch: the view's number.
         at_s: when its first member entered it, in seconds since 1970.
-        members: how many it has, learners with them. Where no tape has the view any more, of those that committed in it.
+        members: how many it has, learners with them. Where no tape has the view any more: how many committed in it.
         came, left: who is a member that was not in the view before, and the other way round.
         learning: who learns.
         first_step, last_step: what was committed in it; (0, 0) for nothing.
