@@ -15,12 +15,14 @@ partner. If all who had some are lost before, the first of those who joined keep
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from enum import IntEnum
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from hive_qos.errors import MisuseError
@@ -28,6 +30,7 @@ from integrations.volatile import gossip
 from integrations.volatile.algorithm import Algorithm
 from integrations.volatile.fragments import Fragment
 from transport.arguments import check_count
+from transport.collectives.reduce_op import ReduceOp
 from transport.group import Group
 from transport.tensors import TensorView
 from transport.volatile.group import VolatileGroup
@@ -35,7 +38,9 @@ from transport.volatile.protocol.view import View
 from transport.volatile.steps import require_finite
 
 RING_EVENTS = 100
-"""To agree on the next ring, all wait for the slowest once: a hundredth of their exchanges."""
+"""For each ring all wait for the slowest once: a small part of so many exchanges, of which each pair has some 30."""
+Costs: TypeAlias = npt.NDArray[np.int64]
+"""Of an exchange between each two ranks, in microseconds; symmetric."""
 
 
 class A2CiD2(Algorithm):
@@ -162,7 +167,8 @@ class _Says(IntEnum):
 class _Pairs:
     """The exchanges of one member, event after event. Its methods run in a thread of their own.
 
-    All members agree on a ring, go through `RING_EVENTS` of its events, and agree again, on the links of then.
+    All members agree on a ring, go through `RING_EVENTS` of its events, and agree again, by how long the exchanges of
+    this ring took. An exchange between two that have not met yet costs what the group has measured of their links.
     """
 
     def __init__(self, group: VolatileGroup, elems: int) -> None:
@@ -170,6 +176,9 @@ class _Pairs:
         self._epoch = 0
         self._event = 0
         self._ring = gossip.Ring((0,))
+        self._costs_us: Costs = np.zeros((1, 1), np.int64)
+        self._took_us: dict[int, int] = {}
+        """With a partner, since the last ring: the least, of an exchange for which neither waited for the other."""
         self._ended: set[int] = set()
         self.pace = gossip.Pace(kept=1.0, pull=0.5)
         self.begins = False  # nobody has the job's parameters any more: this member's are the ones to take
@@ -220,10 +229,21 @@ class _Pairs:
         holders, ending = counts.tolist()
         if group.rank == 0 and not holders:
             self.begins = True
-        self._ring = gossip.ring(_costs(group, self._elems))
+        self._costs_us = self._measured(group) if view.epoch == self._epoch else _costs_us(group, self._elems)
+        self._ring = gossip.ring(self._costs_us.tolist())
         self.pace = gossip.pace(self._ring.edges, size=group.size)
-        self._epoch, self._event, self._ended = view.epoch, 0, set()
+        self._epoch, self._event, self._ended, self._took_us = view.epoch, 0, set(), {}
         return bool(ending == group.size)
+
+    def _measured(self, group: Group) -> Costs:
+        """The costs of exchanges by what both partners measured of the last ones: the same on every rank."""
+        took_us = np.zeros((group.size, group.size), np.int64)
+        for partner, one in self._took_us.items():
+            took_us[group.rank, partner] = one
+        group.allreduce(took_us, ReduceOp.MAX).wait()
+        less, more = np.minimum(took_us, took_us.T), np.maximum(took_us, took_us.T)
+        measured = np.where(less > 0, less, more)
+        return np.where(measured > 0, measured, self._costs_us)
 
     def _partner(self, rank: int) -> int | None:
         """The partner of the next event that this rank is needed at; None after the ring's last one."""
@@ -238,9 +258,12 @@ class _Pairs:
         """Exchange with the partner of this event; the next one is to come."""
         sent = torch.cat([own, torch.tensor([float(says)])])
         received = torch.empty_like(sent)
+        began_s = time.monotonic()
         works = [group.send(sent, partner, self._event), group.recv(received, partner, self._event)]
         for work in works:
             work.wait()
+        took_us = max(int(1e6 * (time.monotonic() - began_s)), 1)
+        self._took_us[partner] = min(took_us, self._took_us.get(partner, took_us))
         self._event += 1
         they_say = _Says(int(received[-1]))
         if says is they_say is _Says.ENDS:
@@ -248,7 +271,7 @@ class _Pairs:
         return received[:-1] if they_say is _Says.TRAINS else None
 
 
-def _costs(group: Group, elems: int) -> list[list[int]]:
+def _costs_us(group: Group, elems: int) -> Costs:
     """Microseconds of an exchange between each two ranks, by what the group has measured: the same on every rank."""
     group.barrier().wait()  # with the first collective of a group its ranks agree on their links
     costs = np.zeros((group.size, group.size), np.int64)
@@ -258,5 +281,4 @@ def _costs(group: Group, elems: int) -> list[list[int]]:
         sending_us = 8e6 * 4 * elems / np.minimum.outer(rates, rates)
         costs[:] = np.asarray(network["latency_us"]) + sending_us.astype(np.int64)
     group.broadcast(costs, 0).wait()
-    found: list[list[int]] = costs.tolist()
-    return found
+    return costs

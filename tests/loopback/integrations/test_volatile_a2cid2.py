@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from patience import wait_until
@@ -87,22 +89,26 @@ def test_where_all_who_had_the_jobs_parameters_are_lost_the_others_still_average
 
 
 def test_the_ring_follows_links_that_change_whoever_trains_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At first the links from each rank to the next are the shortest, and then an exchange over them takes longest."""
     size, where = 5, register()
     networks = [model() for _ in range(size)]
     algorithms = [A2CiD2(one.parameters()) for one in networks]
-    measured = [0] * size
+    rings: list[set[gossip.Ring]] = [set() for _ in range(size)]
+    swap = a2cid2._Pairs._swap
+
+    def costs_us(next_one: int) -> a2cid2.Costs:
+        apart = [[(to - by) % size for to in range(size)] for by in range(size)]
+        return np.where(np.isin(apart, (1, size - 1)), next_one, 9_000).astype(np.int64)
+
+    def timed(pairs: a2cid2._Pairs, group: Group, partner: int, *of: Any) -> torch.Tensor | None:
+        found = swap(pairs, group, partner, *of)
+        pairs._took_us[partner] = int(costs_us(50_000)[group.rank, partner])
+        rings[group.rank].add(pairs._ring)
+        return found
+
     monkeypatch.setattr(a2cid2, "RING_EVENTS", 6)
-
-    def costs_at(number: int) -> list[list[int]]:
-        """Links from each rank to the next are short, and every second time those to the next but one."""
-        near = 1 + number % 2
-        return [[1 if (to - by) % size in (near, size - near) else 9 for to in range(size)] for by in range(size)]
-
-    def costs(group: Group, _elems: int) -> list[list[int]]:
-        measured[group.rank] += 1
-        return costs_at(measured[group.rank])
-
-    monkeypatch.setattr(a2cid2, "_costs", costs)
+    monkeypatch.setattr(a2cid2, "_costs_us", lambda *_: costs_us(1_000))
+    monkeypatch.setattr(a2cid2._Pairs, "_swap", timed)
 
     def run(rank: int) -> None:
         algorithm, inner = algorithms[rank], sgd(networks[rank])
@@ -114,11 +120,11 @@ def test_the_ring_follows_links_that_change_whoever_trains_longer(monkeypatch: p
                 step_once(networks[rank], inner, algorithm)
                 time.sleep(0.005)
             algorithm.finish()
-            assert algorithm._pairs._ring == gossip.ring(costs_at(measured[rank]))
 
     in_threads(size, run)
-    assert len(set(measured)) == 1
-    assert measured[0] > 20 // 6
+    before, after = (gossip.ring(costs_us(one).tolist()) for one in (1_000, 50_000))
+    assert before != after
+    assert rings == [{before, after}] * size
     assert all(torch.equal(flat(networks[0]), flat(one)) for one in networks)
 
 
