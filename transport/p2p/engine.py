@@ -15,6 +15,7 @@ nobody can take any more (duplicates of a reconnect, what was given up) are rece
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from hive_qos.errors import CancelledError, ConnectionLostError, HiveError, Peer
 from transport.engine.base import Buffer, Priority, Received
 from transport.mesh.endpoint import RANK_BITS, Endpoint, Ticket
 from transport.p2p.any_source import AnySource
+from transport.p2p.asks import REFUSAL_BYTES_MAX, WITHDRAWN, Asks
 from transport.p2p.operation import ASK, BODY, GROUP_SUFFIX, HEAD, VOID, P2POp, describe, described
 from transport.p2p.sequence_numbers import SequenceNumbers
 from transport.tensors import TensorView
@@ -38,7 +40,10 @@ UNTAKEN_BYTES_MAX, TAKEN_BYTES = 8 * 2**20, 2**20
 """To one peer in one group, of payloads in heads that its receives have not taken; it says so each time that so many
 were. Without that bound they would fill the store that all else goes through."""
 TAG_MAX = 2**40 - 1
-REFUSAL_BYTES_MAX = 512
+
+
+class _EarlierOneError(CancelledError):
+    """A receive is to wait for an earlier message than it did."""
 
 
 @dataclass
@@ -78,7 +83,8 @@ class P2PEngine:
         self._ops: dict[int, P2POp] = {}
         self._posted: dict[tuple[int, MatchKey], int] = {}  # to how many were announced meanwhile
         self._unexpected: set[tuple[int, MatchKey]] = set()
-        self._asked: set[tuple[int, MatchKey]] = set()
+        self._asks = Asks(endpoint)
+        self._bodies: dict[tuple[int, MatchKey], P2POp] = {}  # under way, as they were asked for
         self._eager_bytes: dict[int, int] = {}
         self._inline: dict[tuple[str, int], _Inline] = {}  # by group and rank
 
@@ -118,6 +124,9 @@ class P2PEngine:
             return
         if part in self._posted:
             self._posted[part] += 1  # it came before the post did, which takes it
+            return
+        if part in self._bodies:
+            self._endpoint.receive(rank, header.key, None, functools.partial(self._told_while_sending, part))
             return
         tag = header.tag >> RANK_BITS
         numbers = self._sent if header.bucket == ASK else self._taken
@@ -199,8 +208,8 @@ class P2PEngine:
         self._endpoint.discard(wire, 0)  # what comes from now on is of another group of that name
         for numbers in (self._sent, self._taken):
             numbers.forget(lambda key: key[0] == group)
-        for parts in (self._unexpected, self._asked):
-            parts -= {part for part in parts if part[1].group == wire}
+        self._unexpected -= {part for part in self._unexpected if part[1].group == wire}
+        self._asks.forget(wire)
         self._any_source.forget(group)
         for key in [one for one in self._inline if one[0] == group]:
             del self._inline[key]
@@ -229,6 +238,8 @@ class P2PEngine:
         def end(error: TransportError | None) -> None:
             if ticket in op.tickets:
                 op.tickets.remove(ticket)
+            if header.bucket == BODY:
+                self._bodies.pop((rank, op.key(rank, header.step, ASK)), None)
             if error is None:
                 op.work.progress(payload.nbytes)
                 self._settle(op)
@@ -243,43 +254,46 @@ class P2PEngine:
     def _send_when_asked(self, op: P2POp, rank: int, number: int, size: int, send_body: Callable[[], None]) -> None:
         """Send a body now if it may go unasked, else when the receiver asks; the asking gives eager bytes back."""
         eager = size <= EAGER_BODY_BYTES and self._eager_bytes.get(rank, 0) + size <= EAGER_BYTES_MAX
+        key = op.key(rank, number, ASK)
 
         def end(received: Received | None, error: TransportError | None) -> None:
             if eager:
                 self._eager_bytes[rank] -= size
                 return
-            op.tickets.remove(ticket)
+            op.tickets.remove(waits[0])
             if error is not None or received is None:
                 self._failed(op, error or CancelledError("not asked for"))
             elif op.error is not None:
                 self._settle(op)
+            elif received.payload == WITHDRAWN:
+                wait()
             elif received.payload:
-                self.fail(op, PeerError(self._name(op, rank), f"{op.work.what}: {_text(received.payload)}"))
+                self._refused(op, rank, received)
             else:
+                self._bodies[rank, key] = op
                 send_body()
 
-        ticket = self._receive(rank, op.key(rank, number, ASK), None, end)
+        def wait() -> None:
+            waits[:] = [self._receive(rank, key, None, end)]
+            if not eager:
+                op.tickets += waits
+
+        waits: list[Ticket] = []
+        wait()
         if eager:
             self._eager_bytes[rank] = self._eager_bytes.get(rank, 0) + size
             send_body()
-        else:
-            op.tickets.append(ticket)
 
-    def _ask(self, op: P2POp, rank: int, number: int, refusal: str = "") -> None:
-        """Tell the sender that its body may come, or why it must not; once for each number."""
-        part = (rank, op.key(rank, number, BODY))
-        if (
-            (part in self._asked and not refusal)
-            or self._endpoint.closing
-            or self._endpoint.peers.error(rank) is not None
-        ):
-            return
-        self._asked.add(part)
-        text = memoryview(refusal.encode()[:REFUSAL_BYTES_MAX])
-        header = op.header(self._endpoint.rank, number, ASK, text)
-        self._endpoint.send(
-            rank, header, text if text.nbytes else None, priority=Priority.CONTROL, order=(0, 0), on_end=_forget
-        )
+    def _told_while_sending(
+        self, part: tuple[int, MatchKey], received: Received | None, _error: TransportError | None
+    ) -> None:
+        """What a receiver says of a message whose body is under way, as it had asked for it."""
+        op = self._bodies.get(part)
+        if op is not None and received is not None and received.payload and received.payload != WITHDRAWN:
+            self._refused(op, part[0], received)
+
+    def _refused(self, op: P2POp, rank: int, received: Received) -> None:
+        self.fail(op, PeerError(self._name(op, rank), f"{op.work.what}: {_text(received.payload)}"))
 
     def _receive(
         self,
@@ -290,23 +304,24 @@ class P2PEngine:
     ) -> Ticket:
         """Post for a message, and know that it is posted for."""
         part = (rank, key)
+        self._posted[part] = int(part in self._unexpected)
         self._unexpected.discard(part)
-        self._posted[part] = 0
 
         def end(received: Received | None, error: TransportError | None) -> None:
             announced = self._posted.pop(part)
             if received is not None and received.header.bucket == HEAD and received.header.dtype:
                 self._count_taken(rank, received.header)
-            for _ in range(announced - 1 if received is not None else 0):
-                self._endpoint.receive(rank, key, None, _drop)
             on_end(received, error)
+            told = functools.partial(self._told_while_sending, part) if key.bucket == ASK else _drop
+            for _ in range(announced - 1 if received is not None else 0):
+                self._endpoint.receive(rank, key, None, told)
 
         return self._endpoint.receive(rank, key, buffer, end)
 
     def _drop_body(self, op: P2POp, rank: int, number: int) -> None:
         """The body of a message whose head was taken is not wanted: drop it if it is here (else `unexpected` will)."""
         part = (rank, op.key(rank, number, BODY))
-        self._asked.discard(part)
+        self._asks.ended(part)
         if part in self._unexpected:
             self._unexpected.discard(part)
             self._endpoint.receive(rank, part[1], None, _drop)
@@ -337,32 +352,36 @@ class P2PEngine:
             self.fail(op, TransportError(f"{op.work.what}: no other rank is left"))
 
     def _take(self, op: P2POp, rank: int) -> None:
-        number = self._taken.take((op.group, op.tag, rank))
+        op.number = number = self._taken.take((op.group, op.tag, rank))
         self._any_source.head_taken(op.group, op.tag, rank, number)
         op.work.source = self._group_rank(op.group, rank)
 
+        self._post_head(op, rank, number)
+        if op.into is not None and op.into.data.nbytes > INLINE_BYTES:
+            self._post_body(op, rank, number, op.into)
+
+    def _post_head(self, op: P2POp, rank: int, number: int) -> None:
         def head(received: Received) -> None:
             self._head(op, rank, number, received)
 
-        self._receive_part(op, rank, number, HEAD, None, head)
-        if op.into is not None and op.into.data.nbytes > INLINE_BYTES:
-            self._post_body(op, rank, number, op.into)
+        op.head = self._receive_part(op, rank, number, HEAD, None, head)
 
     def _post_body(self, op: P2POp, rank: int, number: int, view: TensorView) -> None:
         op.body_posted = True
 
         def body(received: Received) -> None:
-            self._asked.discard((rank, received.header.key))
+            self._asks.ended((rank, received.header.key))
             op.refuse = None
             if not received.header.dtype:
                 self.fail(op, CancelledError(f"{self._name(op, rank)} gave the message up"))
             elif (received.header.dtype, received.header.length) != (view.dtype, view.data.nbytes):
                 self.fail(op, op.mismatch(self._name(op, rank), received.header.dtype, received.header.shape, view))
             else:
+                op.body_came = True
                 op.work.progress(view.data.nbytes)
 
         self._receive_part(op, rank, number, BODY, view.data, body)
-        self._ask(op, rank, number)
+        self._asks.ask(op, rank, number)
 
     def _head(self, op: P2POp, rank: int, number: int, received: Received) -> None:
         """Check what is coming against what is wanted, and provide memory for it."""
@@ -378,6 +397,7 @@ class P2PEngine:
             return
         size = math.prod(shape) * item_bytes(dtype)
         inline = received.header.dtype != ""
+        self._asks.head_came(op, rank, number, again=op.body_posted and not inline)
         if not inline:
             op.refuse = lambda error: self._refuse(op, rank, number, str(error))
         if op.into is None and size > self._receive_bytes_max:
@@ -399,24 +419,68 @@ class P2PEngine:
 
     def _refuse(self, op: P2POp, rank: int, number: int, why: str) -> None:
         """A message whose head was taken will not be: its sender need not wait."""
-        self._ask(op, rank, number, refusal=why)
+        self._asks.refuse(op, rank, number, why)
         self._drop_body(op, rank, number)
+
+    def _close_ranks(self, key: tuple[str, int, int], number: int) -> None:
+        """A number was given back: the next receive that waits for a later one is to wait for it instead."""
+        group, tag, rank = key
+        if self._endpoint.peers.error(rank) is not None:
+            return
+        later = [
+            op
+            for op in self._ops.values()
+            if op.head is not None
+            and (op.group, op.tag, op.head.rank) == (group, tag, rank)
+            and op.error is None
+            and op.number > number
+        ]
+        if later:
+            self._move_up(min(later, key=lambda op: op.number), rank)
+
+    def _move_up(self, op: P2POp, rank: int) -> None:
+        """Have a receive whose head has not come wait for an earlier message; called again as its parts end."""
+        op.moves_up = True
+        if op.tickets:
+            self._endpoint.cancel(op.tickets[0], _EarlierOneError("an earlier message is to come first"))
+            return
+        op.moves_up = False
+        if op.body_came:  # before its head
+            self._post_head(op, rank, op.number)
+            return
+        op.body_posted = False
+        key, number = (op.group, op.tag, rank), op.number
+        self._taken.give_back(key, number)
+        self._asks.take_back(op, rank, number)
+        self._take(op, rank)
+        self._close_ranks(key, number)
 
     def _receive_part(
         self, op: P2POp, rank: int, number: int, part: int, buffer: Buffer | None, take: Callable[[Received], None]
-    ) -> None:
+    ) -> Ticket:
         key = op.key(rank, number, part)
 
         def end(received: Received | None, error: TransportError | None) -> None:
             if ticket in op.tickets:
                 op.tickets.remove(ticket)
+            if key.bucket == HEAD:
+                op.head = None
             if received is not None and op.error is None:
                 try:
                     take(received)
                 except Exception as cause:  # noqa: BLE001 - no memory for it, or a mistake of ours: others go on
                     self.fail(op, unforeseen(op.work.what, cause))
-            if error is not None and key.bucket == HEAD:
+            if op.moves_up and op.error is None and (error is None or isinstance(error, _EarlierOneError)):
+                if key.bucket == HEAD and received is not None:
+                    op.moves_up = False  # its message has come meanwhile
+                else:
+                    self._move_up(op, rank)
+                    return
+            if error is not None and (key.bucket == HEAD or op.moves_up):
+                op.moves_up = False
                 self._taken.give_back((op.group, op.tag, rank), number)
+                self._asks.take_back(op, rank, number)
+                self._close_ranks((op.group, op.tag, rank), number)
             if error is not None:
                 self._failed(op, error)
             else:
@@ -424,6 +488,7 @@ class P2PEngine:
 
         ticket = self._receive(rank, key, buffer, end)
         op.tickets.append(ticket)
+        return ticket
 
     def _name(self, op: P2POp, rank: int) -> str:
         """A rank of the endpoint in the errors of an op: they say the group's ranks, as its caller does."""

@@ -22,7 +22,7 @@ from hive_qos.errors import (
 from transport import Priority, TensorView, Work
 from transport.collectives.membership import CLOSED_MAX
 from transport.p2p.engine import EAGER_BODY_BYTES, EAGER_BYTES_MAX, INLINE_BYTES, UNTAKEN_BYTES_MAX
-from transport.p2p.operation import BODY, HEAD
+from transport.p2p.operation import ASK, BODY, HEAD
 from transport.wire.header import Kind
 
 
@@ -324,6 +324,93 @@ def test_a_large_body_leaves_when_it_is_asked_for(make_world):
     assert sent_bytes(world) < EAGER_BODY_BYTES
     assert (world.groups[1].recv(None, 0).wait(30) == content).all()
     sending.wait(30)
+
+
+@pytest.mark.parametrize("again_first", [True, False])
+def test_a_receive_that_ends_takes_its_asking_back_and_the_next_one_asks_again(make_world, again_first):
+    """Or the body of a later send would leave for nobody, and keep all that is behind it waiting."""
+    world = make_world(2)
+    content, into = np.ones(EAGER_BODY_BYTES + 1, "u1"), np.zeros(EAGER_BODY_BYTES + 1, "u1")
+    with pytest.raises(TimedOutError):
+        world.groups[1].recv(into, 0, timeout_s=0.05).wait(30)
+    settle(world)
+    receiving = world.groups[1].recv(into, 0) if again_first else None
+    sending = world.groups[0].send(content, 1)
+    if receiving is None:
+        settle(world)
+        assert sent_bytes(world) < EAGER_BODY_BYTES
+        receiving = world.groups[1].recv(into, 0)
+    receiving.wait(30)
+    sending.wait(30)
+    assert (into == content).all()
+    settle(world)
+    assert stored(world) == 0
+
+
+def test_a_taking_back_that_comes_after_the_next_asking_costs_no_message(make_world):
+    world = make_world(2)
+    engine = world.network.engines["rank-0"]
+    deliver, kept = engine.deliver, []
+
+    def late(sender, header, payload) -> None:
+        if header.bucket == ASK and header.length:
+            kept.append((sender, header, payload))
+        else:
+            deliver(sender, header, payload)
+
+    engine.deliver = late
+    content, into = np.ones(EAGER_BODY_BYTES + 1, "u1"), np.zeros(EAGER_BODY_BYTES + 1, "u1")
+    with pytest.raises(TimedOutError):
+        world.groups[1].recv(into, 0, timeout_s=0.05).wait(30)
+    receiving = world.groups[1].recv(into, 0)
+    wait_until(lambda: kept)
+    settle(world)
+    deliver(*kept[0])
+    settle(world)
+    world.groups[0].send(content, 1).wait(30)
+    receiving.wait(30)
+    assert (into == content).all()
+
+
+def test_a_sender_whose_body_is_on_its_way_hears_that_it_is_not_wanted_any_more(make_world):
+    world = make_world(2)
+    sending = world.groups[0].send(np.ones(EAGER_BODY_BYTES + 1, "u1"), 1)
+    settle(world)  # the head is there
+    world.network.hold("rank-0", "rank-1")
+    with pytest.raises(TimedOutError):
+        world.groups[1].recv(None, 0, timeout_s=0.2).wait(30)
+    with pytest.raises(PeerError, match=r"not done within the timeout of 0\.2 s"):
+        sending.wait(30)
+    world.network.release("rank-0", "rank-1")
+    world.groups[0].send(np.array([2]), 1)
+    assert world.groups[1].recv(None, 0).wait(30) == [2]
+    settle(world)
+    assert stored(world) == 0
+    assert not world.groups[0]._runtime._p2p._bodies
+
+
+@pytest.mark.parametrize("size", [10, INLINE_BYTES + 1, EAGER_BODY_BYTES + 1])
+@pytest.mark.parametrize("source", [0, None])
+@pytest.mark.parametrize("known", [True, False])
+def test_receives_behind_one_that_ends_move_up_and_messages_keep_their_order(make_world, size, source, known):
+    world = make_world(2)
+
+    def receive(**options):
+        into = np.zeros(size, "u1") if known else None
+        return world.groups[1].recv(into, source, **options), into
+
+    (first, _), *others = [receive(timeout_s=limit_s) for limit_s in (0.05, 30.0, 30.0, 30.0)]
+    with pytest.raises(TimedOutError):
+        first.wait(30)
+    settle(world)
+    sends = [world.groups[0].send(np.full(size, number, "u1"), 1) for number in range(4)]
+    others.append(receive())
+    found = [(work.wait(30), into) for work, into in others]
+    assert [(result if into is None else into).tolist() for result, into in found] == [[n] * size for n in range(4)]
+    for one in sends:
+        one.wait(30)
+    settle(world)
+    assert stored(world) == 0
 
 
 def test_bodies_that_go_unasked_are_bounded_in_all_and_the_bound_is_given_back(make_world):
