@@ -627,10 +627,9 @@ def _leave_at_exit() -> None:
 
     Registered when an engine is there, because what is registered last runs first, and engines close themselves too.
     """
-    process = os.getpid()
 
     def leave() -> None:
-        for runtime in tuple(_living) if os.getpid() == process else ():  # a forked child has no thread to leave with
+        for runtime in tuple(_living):  # in a forked child some are the parent's, whose `close` does nothing
             runtime.close(timeout_s=5.0)
 
     atexit.register(leave)

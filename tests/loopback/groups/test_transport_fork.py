@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 PROGRAM = """
 import os, signal, threading
@@ -65,3 +66,29 @@ def test_a_forked_child_is_refused_has_no_sockets_and_leaves_its_parents_group_a
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM]
     result = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert result.stdout.strip() == "well", result.stderr
+
+
+CHILD_LEAVES = """
+import os, sys, time
+from hive_qos.errors import ConnectionLostError
+from transport import FileRendezvous, Group, MemoryRendezvous, Settings
+
+settings = Settings(listen="127.0.0.1", broker="off", job_secret=b"secret of the test")
+alone = Group.connect(MemoryRendezvous(), rank=0, world_size=1, settings=settings)
+child = os.fork()
+store = FileRendezvous(sys.argv[1])
+group = Group.connect(store, rank=int(child == 0), world_size=2, settings=settings, timeout_s=60.0)
+group.barrier().wait(60)
+if child == 0:
+    sys.exit(0)  # without closing
+try:
+    group.recv(None, 1).wait(60)
+except ConnectionLostError as error:
+    print("left" if "has left the group" in str(error) else error)
+"""
+
+
+def test_a_child_that_has_a_group_of_its_own_says_goodbye_as_it_exits(tmp_path: Path) -> None:
+    program = [sys.executable, "-c", CHILD_LEAVES, str(tmp_path / "meet")]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout == "left\n", done.stderr
