@@ -42,10 +42,6 @@ were. Without that bound they would fill the store that all else goes through.""
 TAG_MAX = 2**40 - 1
 
 
-class _EarlierOneError(CancelledError):
-    """A receive is to wait for an earlier message than it did."""
-
-
 @dataclass
 class _Inline:
     """Bytes in heads, with a rank in a group: sent, of these taken by its word; taken here, and said to be."""
@@ -258,7 +254,10 @@ class P2PEngine:
 
         def end(received: Received | None, error: TransportError | None) -> None:
             if eager:
-                self._eager_bytes[rank] -= size
+                if received is not None and received.payload == WITHDRAWN:
+                    wait()
+                else:
+                    self._eager_bytes[rank] -= size
                 return
             op.tickets.remove(waits[0])
             if error is not None or received is None:
@@ -352,19 +351,16 @@ class P2PEngine:
             self.fail(op, TransportError(f"{op.work.what}: no other rank is left"))
 
     def _take(self, op: P2POp, rank: int) -> None:
-        op.number = number = self._taken.take((op.group, op.tag, rank))
+        number = self._taken.take((op.group, op.tag, rank))
         self._any_source.head_taken(op.group, op.tag, rank, number)
         op.work.source = self._group_rank(op.group, rank)
 
-        self._post_head(op, rank, number)
-        if op.into is not None and op.into.data.nbytes > INLINE_BYTES:
-            self._post_body(op, rank, number, op.into)
-
-    def _post_head(self, op: P2POp, rank: int, number: int) -> None:
         def head(received: Received) -> None:
             self._head(op, rank, number, received)
 
-        op.head = self._receive_part(op, rank, number, HEAD, None, head)
+        self._receive_part(op, rank, number, HEAD, None, head)
+        if op.into is not None and op.into.data.nbytes > INLINE_BYTES:
+            self._post_body(op, rank, number, op.into)
 
     def _post_body(self, op: P2POp, rank: int, number: int, view: TensorView) -> None:
         op.body_posted = True
@@ -377,7 +373,6 @@ class P2PEngine:
             elif (received.header.dtype, received.header.length) != (view.dtype, view.data.nbytes):
                 self.fail(op, op.mismatch(self._name(op, rank), received.header.dtype, received.header.shape, view))
             else:
-                op.body_came = True
                 op.work.progress(view.data.nbytes)
 
         self._receive_part(op, rank, number, BODY, view.data, body)
@@ -422,65 +417,22 @@ class P2PEngine:
         self._asks.refuse(op, rank, number, why)
         self._drop_body(op, rank, number)
 
-    def _close_ranks(self, key: tuple[str, int, int], number: int) -> None:
-        """A number was given back: the next receive that waits for a later one is to wait for it instead."""
-        group, tag, rank = key
-        if self._endpoint.peers.error(rank) is not None:
-            return
-        later = [
-            op
-            for op in self._ops.values()
-            if op.head is not None
-            and (op.group, op.tag, op.head.rank) == (group, tag, rank)
-            and op.error is None
-            and op.number > number
-        ]
-        if later:
-            self._move_up(min(later, key=lambda op: op.number), rank)
-
-    def _move_up(self, op: P2POp, rank: int) -> None:
-        """Have a receive whose head has not come wait for an earlier message; called again as its parts end."""
-        op.moves_up = True
-        if op.tickets:
-            self._endpoint.cancel(op.tickets[0], _EarlierOneError("an earlier message is to come first"))
-            return
-        op.moves_up = False
-        if op.body_came:  # before its head
-            self._post_head(op, rank, op.number)
-            return
-        op.body_posted = False
-        key, number = (op.group, op.tag, rank), op.number
-        self._taken.give_back(key, number)
-        self._asks.take_back(op, rank, number)
-        self._take(op, rank)
-        self._close_ranks(key, number)
-
     def _receive_part(
         self, op: P2POp, rank: int, number: int, part: int, buffer: Buffer | None, take: Callable[[Received], None]
-    ) -> Ticket:
+    ) -> None:
         key = op.key(rank, number, part)
 
         def end(received: Received | None, error: TransportError | None) -> None:
             if ticket in op.tickets:
                 op.tickets.remove(ticket)
-            if key.bucket == HEAD:
-                op.head = None
             if received is not None and op.error is None:
                 try:
                     take(received)
                 except Exception as cause:  # noqa: BLE001 - no memory for it, or a mistake of ours: others go on
                     self.fail(op, unforeseen(op.work.what, cause))
-            if op.moves_up and op.error is None and (error is None or isinstance(error, _EarlierOneError)):
-                if key.bucket == HEAD and received is not None:
-                    op.moves_up = False  # its message has come meanwhile
-                else:
-                    self._move_up(op, rank)
-                    return
-            if error is not None and (key.bucket == HEAD or op.moves_up):
-                op.moves_up = False
+            if error is not None and key.bucket == HEAD:
                 self._taken.give_back((op.group, op.tag, rank), number)
                 self._asks.take_back(op, rank, number)
-                self._close_ranks((op.group, op.tag, rank), number)
             if error is not None:
                 self._failed(op, error)
             else:
@@ -488,7 +440,6 @@ class P2PEngine:
 
         ticket = self._receive(rank, key, buffer, end)
         op.tickets.append(ticket)
-        return ticket
 
     def _name(self, op: P2POp, rank: int) -> str:
         """A rank of the endpoint in the errors of an op: they say the group's ranks, as its caller does."""

@@ -30,8 +30,7 @@ class P2POp:
 
     `tickets` are its parts under way. `void` tells the receiver of a send that it will not come, `refuse` the sender of
     a message whose head was taken that its body is not wanted; each None while there is nobody to tell. `place` is its
-    place among the receives from any rank. `number` is that of the message that a receive waits for, and `head` its
-    post for the head, None once that has come. `moves_up`: it is to wait for an earlier message.
+    place among the receives from any rank.
     """
 
     work: Work
@@ -47,10 +46,6 @@ class P2POp:
     error: HiveError | None = None
     result: object = None
     body_posted: bool = False
-    body_came: bool = False
-    number: int = 0
-    head: Ticket | None = None
-    moves_up: bool = False
     void: Callable[[], None] | None = None
     refuse: Callable[[HiveError], None] | None = None
     ended: bool = False

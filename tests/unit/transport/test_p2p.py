@@ -389,30 +389,6 @@ def test_a_sender_whose_body_is_on_its_way_hears_that_it_is_not_wanted_any_more(
     assert not world.groups[0]._runtime._p2p._bodies
 
 
-@pytest.mark.parametrize("size", [10, INLINE_BYTES + 1, EAGER_BODY_BYTES + 1])
-@pytest.mark.parametrize("source", [0, None])
-@pytest.mark.parametrize("known", [True, False])
-def test_receives_behind_one_that_ends_move_up_and_messages_keep_their_order(make_world, size, source, known):
-    world = make_world(2)
-
-    def receive(**options):
-        into = np.zeros(size, "u1") if known else None
-        return world.groups[1].recv(into, source, **options), into
-
-    (first, _), *others = [receive(timeout_s=limit_s) for limit_s in (0.05, 30.0, 30.0, 30.0)]
-    with pytest.raises(TimedOutError):
-        first.wait(30)
-    settle(world)
-    sends = [world.groups[0].send(np.full(size, number, "u1"), 1) for number in range(4)]
-    others.append(receive())
-    found = [(work.wait(30), into) for work, into in others]
-    assert [(result if into is None else into).tolist() for result, into in found] == [[n] * size for n in range(4)]
-    for one in sends:
-        one.wait(30)
-    settle(world)
-    assert stored(world) == 0
-
-
 def test_bodies_that_go_unasked_are_bounded_in_all_and_the_bound_is_given_back(make_world):
     world = make_world(2)
     count = 2 * EAGER_BYTES_MAX // EAGER_BODY_BYTES
