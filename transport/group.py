@@ -381,9 +381,8 @@ class Group:
             into: a writable tensor that the message must fill exactly; None: `Work.wait()` returns a new numpy array
                 (bfloat16 and float8, which numpy lacks, as a `TensorView`).
 
-        Afterwards `work.source` is the sender's rank in this group. Where several receives from a rank with one tag wait
-        and the first one times out, the message that it waited for is for the next receive that is called; those that
-        wait already are for the messages behind it.
+        Afterwards `work.source` is the sender's rank in this group. Where several receives with one tag wait and the
+        first one times out, its message is for the next receive that is called. Those that wait get the ones behind it.
         """
         world_rank = None if peer is None else self._peer(peer)
         return self._runtime.recv(self.name, world_rank, tag, into, timeout_s=self._timeout_s(timeout_s))

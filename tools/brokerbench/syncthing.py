@@ -33,6 +33,7 @@ from tools.lab import privilege
 from tools.lab.host import Host
 from tools.lab.kernel import entered
 from tools.measure.brokers import Seat, configuration, group_of
+from tools.measure.surroundings import terminated_like_interrupted
 
 PORT = 22000
 WINDOW_S, GUARANTEE = 60.0, 0.2
@@ -222,7 +223,7 @@ def main(
             storage_port=PORT,
         )
 
-    with SyncthingStage(scene, settings, jobs=[job], configure=configure) as stage:
+    with terminated_like_interrupted(), SyncthingStage(scene, settings, jobs=[job], configure=configure) as stage:
         stage.wait_for_pair()
         idle = block(stage, IDLE, size_bytes=0, seconds=0.0, say=print)
         for condition in conditions.split(","):

@@ -123,10 +123,14 @@ class SimulatedGroup:
         return [int(one.name) for one in self.state.view.members]
 
     def exchange_s(self) -> float:
-        """From a step's result to its commit on the member that hears last: one way."""
+        """From a step's result to its commit on the member that hears last: a message to each of the others, one way,
+        and one from each."""
         numbers = self.numbers
+        if len(numbers) < 2:
+            return 0.0
         sites = {one % self._network.sites for one in numbers}
-        return 0.0 if len(numbers) < 2 else self._network.far_s if len(sites) > 1 else self._network.near_s
+        way_s = self._network.far_s if len(sites) > 1 else self._network.near_s
+        return way_s + 2 * (len(numbers) - 1) * MAIL_S
 
     def run(self, seconds: float) -> float:
         """Commit steps for so long; how far into the next one that is, in seconds."""

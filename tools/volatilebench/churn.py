@@ -110,12 +110,11 @@ def _members(
         for rank in outage.ranks:
             if outage.how in (KILLED, GONE):
                 crew.members[rank].kill()
-            if outage.how == KILLED:  # at once: it has loaded torch when it is to come back
-                crew.start(rank)
 
     def back(outage: Outage) -> None:
         if outage.how == KILLED:
             for rank in outage.ranks:
+                crew.start(rank)  # it loads torch now, as torchrun's does
                 crew.members[rank].tell(crew.order(rank, job, **order))
 
     _follow(crew, outages, begin_s, seconds, lose=lose, back=back)

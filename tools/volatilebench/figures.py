@@ -83,8 +83,11 @@ def _kept(lines: Mapping[str, Sequence[Record]]) -> Iterable[Record]:
     return (line for each in lines.values() for line in each if "kept" in line)
 
 
-def beside(mine: Sequence[Point], reference: Sequence[Point]) -> dict[str, float]:
-    """The figures of a training beside the reference's of the same task, network and seed."""
+def beside(mine: Sequence[Point], reference: Sequence[Point] | None) -> dict[str, float]:
+    """The figures of a training beside the reference's of the same task, network and seed; without one, of its end."""
+    ends = {"end_loss": mine[-1].loss, "end_tokens": mine[-1].tokens}
+    if reference is None:
+        return ends
     last = min(mine[-1].tokens, reference[-1].tokens)
     here, there = (
         Series(tuple(p.tokens for p in each), tuple(p.loss for p in each)).at(last) for each in (mine, reference)
@@ -92,8 +95,7 @@ def beside(mine: Sequence[Point], reference: Sequence[Point]) -> dict[str, float
     at = next(point for point in mine if point.tokens >= last)
     reached_s = next((point.seconds for point in mine if point.loss <= there), None)
     found = {"same_loss": here / there, "seconds": at.seconds, "sent_bytes": at.sent_bytes}
-    found |= {"end_loss": mine[-1].loss, "end_tokens": mine[-1].tokens}
-    return found | ({} if reached_s is None else {"reached_s": reached_s})
+    return found | ends | ({} if reached_s is None else {"reached_s": reached_s})
 
 
 def churn(record: Record, undisturbed: Record) -> dict[str, float]:
@@ -104,6 +106,7 @@ def churn(record: Record, undisturbed: Record) -> dict[str, float]:
     tokens, seconds = committed_tokens(record), record["seconds"]
     live = live_s(record["outages"], ranks, seconds)
     found = {"goodput": tokens / (rate * live), "rate": rate, "tokens": tokens}
+    found["failed"] = float(len(record["missing"]))
     ends_s = [record["begin_s"], *sorted({t_s for t_s, _ in _commits(record).values()}), record["begin_s"] + seconds]
     found["longest_s"] = max(after - before for before, after in pairwise(ends_s))
     joined = [line for each in record["lines"].values() for line in each if "asked_s" in line]

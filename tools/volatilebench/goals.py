@@ -33,10 +33,11 @@ def goals(cells: Sequence[Cell], *, scenarios: Sequence[str], every: int) -> lis
     """
     entries = []
     for check in CHECKS:
-        found = [(cell["figures"]["value"]["median"], "") for cell in cells if cell["case"] == check.name]
+        each = "median" if check.at_most else "high"  # what must not be, must not be in any run
+        found = [(cell["figures"]["value"][each], "") for cell in cells if cell["case"] == check.name]
         entries.append(_entry(f"checks  {check.what}", _worst(found), at_most=check.at_most))
     for contender, most in LOSSES.items():
-        found = [(cell["figures"]["same_loss"]["median"], _what(cell)) for cell in _of(cells, "loss", contender)]
+        found = [(_median(cell, "same_loss"), _what(cell)) for cell in _of(cells, "loss", contender)]
         name = f"loss  {contender}: of {REFERENCE.name}'s after as many tokens"
         entries.append(_entry(name, _worst(found), at_most=most))
     for contender in SELDOM:
@@ -44,12 +45,15 @@ def goals(cells: Sequence[Cell], *, scenarios: Sequence[str], every: int) -> lis
         name = f"loss  {contender}: bytes, of {REFERENCE.name}'s for as many tokens"
         entries.append(_entry(name, _worst(less), at_most=OVERHEAD / every))
     for cell in _of(cells, "churn"):
-        names = [("goodput, of live capacity", "goodput", "at_least", GOODPUT)]
+        names = [
+            ("goodput, of live capacity", "goodput", "at_least", GOODPUT),
+            ("members that failed", "failed", "at_most", 0.0),
+        ]
         if "loss_gap" in cell["figures"]:
             names.append(("loss, beyond the undisturbed run's of as much compute", "loss_gap", "at_most", LOSS_GAP))
             names.append(("commits of which members hold different bits", "diverged", "at_most", 0.0))
         for what, figure, side, bound in names:
-            value = cell["figures"][figure]["median"], ""
+            value = cell["figures"][figure]["high" if bound == 0.0 else "median"], ""
             entries.append(_entry(f"churn  {cell['contender']}: {what}", value, **{side: bound}))
     for cell in _of(cells, "joiner"):
         figures = cell["figures"]
@@ -71,8 +75,14 @@ def _ratio(cell: Cell, cells: Sequence[Cell], figure: str) -> float | None:
     """Beside the reference's of the same task and network."""
     for other in cells:
         if other["contender"] == REFERENCE.name and (other["case"], other["task"]) == (cell["case"], cell["task"]):
-            return float(cell["figures"][figure]["median"] / other["figures"][figure]["median"])
+            mine, theirs = _median(cell, figure), _median(other, figure)
+            return None if mine is None or theirs is None else mine / theirs
     return None
+
+
+def _median(cell: Cell, figure: str) -> float | None:
+    """None where no seed of it has the reference's training beside it."""
+    return float(cell["figures"][figure]["median"]) if figure in cell["figures"] else None
 
 
 def _what(cell: Cell) -> str:

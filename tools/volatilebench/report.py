@@ -70,8 +70,8 @@ def _cell(key: Key, turns: Sequence[Mapping[str, float]]) -> dict[str, Any]:
 
 def _trainings(
     records: Sequence[Record],
-) -> list[tuple[Key, int, list[figures.Point], list[figures.Point], Record]]:
-    """Each training with its curve, and with that of the reference of the same seed (its own, where there is none)."""
+) -> list[tuple[Key, int, list[figures.Point], list[figures.Point] | None, Record]]:
+    """Each training with its curve, and with that of the reference of the same seed, if there is one."""
     curves: dict[tuple[Key, int], tuple[list[figures.Point], Record]] = {}
     for record in records:
         if record["kind"] == "loss":
@@ -82,7 +82,7 @@ def _trainings(
                 continue  # it says nothing: the cell then has fewer repetitions, and says how many
     found = []
     for (key, seed), (points, record) in curves.items():
-        reference, _ = curves.get((key._replace(contender=REFERENCE.name), seed), (points, record))
+        reference, _ = curves.get((key._replace(contender=REFERENCE.name), seed), (None, None))
         found.append((key, seed, points, reference, record))
     return found
 

@@ -54,7 +54,7 @@ def churn(commits: list[tuple[float, int]], *, disturbed: bool, weights: str = "
     return {
         "kind": "churn", "scenario": "churn", "case": NETWORK.name, "task": "transformer", "contender": "DiLoCo",
         "disturbed": disturbed, "seconds": 100.0, "begin_s": 100.0, "every": EVERY, "tokens": TOKENS, "lines": lines,
-        "losses": losses, "outages": [OUTAGE] if disturbed else [], "network": asdict(NETWORK),
+        "losses": losses, "outages": [OUTAGE] if disturbed else [], "network": asdict(NETWORK), "missing": [],
     }  # fmt: skip
 
 
@@ -196,6 +196,27 @@ def test_a_report_is_strict_json_with_every_goal_and_a_plot_of_each_kind(directo
     assert verdicts["loss  StreamingDiLoCo: of DDP gloo's after as many tokens"] is None
     assert not verdicts["joiner  storage floods, somebody joins: a step while somebody fetches, of an idle one"]
     assert {path.name for path in plots.draw(found, directory)} == {"loss.png", "churn.png"}
+
+
+def test_a_training_without_the_reference_beside_it_reaches_no_goal() -> None:
+    """The reference of the second seed failed, or there was no time for it."""
+    loss = {"scenarios": ["loss"], "settings": {"every": EVERY}}
+    both = [training(name, [3.0, 2.0]) for name in ("DDP gloo", "DiLoCo")]
+    second = training("DiLoCo", [9.0, 9.0], seed=1)
+    for records, value in ((both, 1.0), ([*both, second], 1.0), ([second], None)):
+        found = report.compute(loss, records)["goals"]
+        (entry,) = [one for one in found if one["name"].startswith("loss  DiLoCo: of")]
+        assert (entry["value"], entry["passed"]) == (value, None if value is None else True)
+
+
+def test_one_run_with_a_member_that_failed_or_with_other_bits_misses_its_goal() -> None:
+    times = [(float(t_s), 4) for t_s in range(1, 101)]
+    undisturbed, well = (churn(times, disturbed=one) for one in (False, True))
+    for bad in ({**well, "missing": ["[bench] h1 died"]}, churn(times, disturbed=True, weights="other")):
+        found = report.compute({"scenarios": ["churn"], "settings": {"every": EVERY}}, [undisturbed, well, bad, well])
+        assert [
+            one["passed"] for one in found["goals"] if one["at_most" if "at_most" in one else "value"] == 0.0
+        ].count(False) == 1
 
 
 def test_each_row_of_a_table_has_all_its_columns_and_what_is_missing_is_named(directory: Path) -> None:

@@ -82,7 +82,7 @@ class GlooSide:
         """Round trips of each size in turn; with `bulk_bytes`, while that much flows to the same peer."""
         sizes = order["sizes"]
         trips: dict[str, list[float]] = {str(size): [] for size in sizes}
-        out = {size: torch.zeros(size, dtype=torch.uint8) for size in sizes}
+        out = {size: torch.ones(size, dtype=torch.uint8) for size in sizes}
         back = {size: torch.zeros(size, dtype=torch.uint8) for size in sizes}
         stop, flowing = threading.Event(), {"bytes": 0.0}
         bulk = threading.Thread(target=self._bulk_out, args=(order, stop, flowing))
@@ -93,7 +93,6 @@ class GlooSide:
         while time.monotonic() - begin_s < order["seconds"]:
             size = sizes[number % len(sizes)]
             started_s = time.perf_counter()
-            self._flag(True)  # Gloo cannot receive "whatever comes next or the end": the flag is part of the trip
             dist.send(out[size], self._other, tag=PING_TAG)
             dist.recv(back[size], self._other, tag=ANSWER_TAG)
             trips[str(size)].append(time.perf_counter() - started_s)
@@ -102,20 +101,22 @@ class GlooSide:
         stop.set()
         if order["bulk_bytes"]:
             bulk.join()
-        self._flag(False)
+        dist.send(torch.zeros(sizes[number % len(sizes)], dtype=torch.uint8), self._other, tag=PING_TAG)
         return {"round_trips_s": trips, "bulk": flowing if order["bulk_bytes"] else None}
 
     def echo(self, order: Order, begun: Begun) -> Mapping[str, Any]:
-        """Send back what comes until the flag says that it was all."""
+        """Send back what comes, up to zeros: Gloo cannot receive "whatever comes next or the end"."""
         sizes, number = order["sizes"], 0
         buffers = {size: torch.zeros(size, dtype=torch.uint8) for size in sizes}
         bulk = threading.Thread(target=self._bulk_in, args=(order,))
         if order["bulk_bytes"]:
             bulk.start()
         begun()
-        while self._flagged():
+        while True:
             buffer = buffers[sizes[number % len(sizes)]]
             dist.recv(buffer, self._other, tag=PING_TAG)
+            if not buffer[0]:
+                break
             dist.send(buffer, self._other, tag=ANSWER_TAG)
             number += 1
         if order["bulk_bytes"]:
