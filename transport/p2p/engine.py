@@ -311,8 +311,12 @@ class P2PEngine:
             if received is not None and received.header.bucket == HEAD and received.header.dtype:
                 self._count_taken(rank, received.header)
             on_end(received, error)
+            left = announced - 1 if received is not None else 0
+            if part in self._posted:  # again, and that takes what is left
+                self._posted[part] += max(left, 0)
+                return
             told = functools.partial(self._told_while_sending, part) if key.bucket == ASK else _drop
-            for _ in range(announced - 1 if received is not None else 0):
+            for _ in range(left):
                 self._endpoint.receive(rank, key, None, told)
 
         return self._endpoint.receive(rank, key, buffer, end)

@@ -372,6 +372,28 @@ def test_a_taking_back_that_comes_after_the_next_asking_costs_no_message(make_wo
     assert (into == content).all()
 
 
+@pytest.mark.parametrize("size", [EAGER_BODY_BYTES, EAGER_BODY_BYTES + 1])
+def test_a_message_whose_receives_end_again_and_again_arrives_at_last(make_world, size):
+    """Asked for, taken back, asked for and so on, before it is sent and afterwards."""
+    world = make_world(2)
+    content, into = np.ones(size, "u1"), np.zeros(size, "u1")
+    for _ in range(3):
+        with pytest.raises(TimedOutError):
+            world.groups[1].recv(into, 0, timeout_s=0.01).wait(30)
+    world.network.hold("rank-0", "rank-1")  # so that the head does not come to the next ones
+    sending = world.groups[0].send(content, 1)
+    for _ in range(3):
+        with pytest.raises(TimedOutError):
+            world.groups[1].recv(into, 0, timeout_s=0.01).wait(30)
+    world.network.release("rank-0", "rank-1")
+    world.groups[1].recv(into, 0).wait(30)
+    sending.wait(30)
+    assert (into == content).all()
+    settle(world)
+    assert stored(world) == 0
+    assert not any(world.groups[0]._runtime._p2p._eager_bytes.values())
+
+
 def test_a_sender_whose_body_is_on_its_way_hears_that_it_is_not_wanted_any_more(make_world):
     world = make_world(2)
     sending = world.groups[0].send(np.ones(EAGER_BODY_BYTES + 1, "u1"), 1)
