@@ -94,12 +94,11 @@ class Session:
     """One connected client. `reported_bits_per_s`: by class, the rate last reported to it."""
 
     def __init__(
-        self, *, name: str, host: str, sock: socket.socket, peer: Peer, pidfd: int | None, right: Right, now_s: float
+        self, *, name: str, host: str, sock: socket.socket, peer: Peer, pidfd: int | None, now_s: float
     ) -> None:
         self.name = name
         self.sock = sock
         self.peer = peer
-        self.right = right
         self.since_s = now_s
         self.machine = SessionProtocol(name=name, host=host)
         self.allowance = TokenBucket(per_s=MESSAGES_PER_S, at_once=MESSAGES_AT_ONCE, now_s=now_s)
@@ -153,7 +152,7 @@ class SessionServer:
         log: Log,
         clock: Callable[[], float],
     ) -> None:
-        self._authority = authority
+        self._authority, self._judged_by = authority, authority()
         self.sessions: dict[str, Session] = {}
         self._selector, self._host, self._service, self._log, self._clock = selector, host, service, log, clock
         self._closing = closing
@@ -179,7 +178,7 @@ class SessionServer:
             os.unlink(self._path)
 
     def housekeeping(self) -> None:
-        """Once a tick: read again from paused sessions, end those that sent no hello.
+        """Once a tick: read again from paused sessions, end those that sent no hello or have lost their right.
 
         What a user may still send goes first to those of his sessions that were read longest ago.
         """
@@ -189,6 +188,7 @@ class SessionServer:
         if not self._accepts and not self._closing.full:
             self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
             self._accepts = True
+        self._judge_again()
         for session in sorted(self.sessions.values(), key=lambda one: one.read_s):
             if session.paused_until_s is not None and now_s >= session.paused_until_s:
                 session.paused_until_s = None
@@ -197,6 +197,18 @@ class SessionServer:
                 text = f"no hello within {HELLO_TIMEOUT_S:g} s"
                 session.send(error("no-hello", text))
                 self._end(session, "no-hello", text)
+
+    def _judge_again(self) -> None:
+        """End the sessions of those whom a new policy does not let in."""
+        authority = self._authority()
+        if authority is self._judged_by:
+            return
+        self._judged_by = authority
+        for session in list(self.sessions.values()):
+            if authority.right_of(session.peer) is Right.NONE:
+                refusal = _not_allowed(session.peer)
+                session.send(error(*refusal))
+                self._end(session, *refusal)
 
     def fail(self, session: Session) -> None:
         """End a session of which a message brought about the exception that is handled now, and log that."""
@@ -228,9 +240,7 @@ class SessionServer:
             refusal = ("no-process", "the process that connected cannot be seen from here, or has ended")
         self._numbers += 1
         name = f"s-{self._numbers}"
-        session = Session(
-            name=name, host=self._host, sock=sock, peer=peer, pidfd=pidfd, right=right, now_s=self._clock()
-        )
+        session = Session(name=name, host=self._host, sock=sock, peer=peer, pidfd=pidfd, now_s=self._clock())
         if refusal is not None:
             session.send(error(*refusal))
             self._hang_up(session)
@@ -247,7 +257,7 @@ class SessionServer:
 
     def _refusal(self, peer: Peer, right: Right) -> tuple[str, str] | None:
         if right is Right.NONE:
-            return "not-allowed", f"user {peer.uid} is not in the broker's group"
+            return _not_allowed(peer)
         if len(self.sessions) >= SESSIONS_MAX:
             return "too-many", f"at most {SESSIONS_MAX} sessions"
         if sum(one.peer.uid == peer.uid for one in self.sessions.values()) >= SESSIONS_PER_USER_MAX:
@@ -388,3 +398,7 @@ def _receive(sock: socket.socket) -> tuple[bytes, list[int], bool]:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
     return packet, list(descriptors), bool(flags & _CUT) or len(descriptors) > DESCRIPTORS_MAX
+
+
+def _not_allowed(peer: Peer) -> tuple[str, str]:
+    return "not-allowed", f"user {peer.uid} is not in the broker's group"

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import hmac
 import os
+import resource
 import secrets
 import socket
 import socketserver
@@ -31,7 +32,8 @@ ENTRIES_MAX = 100_000
 ENTRIES_BYTES_MAX = 64 * 2**20
 """Of a store in memory: 100 000 ranks of 600 bytes."""
 CLIENTS_MAX = 1024
-"""Connections that a served store answers at once, a thread each; one more is closed, and its client asks again."""
+"""Connections that a served store answers at once, a thread each; one more is closed, and its client asks again. They
+take at most half of the descriptors that the process may have."""
 CLIENT_READ_S = 10.0
 """A request is at most 64 KiB, and follows the connection at once."""
 WAIT_S_MAX = 600.0
@@ -275,7 +277,9 @@ class _Server:
         store = MemoryRendezvous()
         owners: dict[str, bytes] = {}
         setting = threading.Lock()
-        places = threading.BoundedSemaphore(CLIENTS_MAX)
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        unlimited = descriptors == resource.RLIM_INFINITY
+        places = threading.BoundedSemaphore(CLIENTS_MAX if unlimited else min(CLIENTS_MAX, max(descriptors // 2, 1)))
 
         def set_once(key: str, value: bytes, token: bytes) -> bool:
             with setting:
@@ -291,14 +295,14 @@ class _Server:
         class Handler(socketserver.BaseRequestHandler):
             def handle(self) -> None:
                 sock: socket.socket = self.request
-                sock.settimeout(CLIENT_READ_S)
-                with contextlib.suppress(OSError):  # a client that went away in the middle
-                    verb, name_bytes, number, token = _REQUEST.unpack(_read_exactly(sock, _REQUEST.size))
+                give_up_s = time.monotonic() + CLIENT_READ_S
+                with contextlib.suppress(OSError):  # a client that went away in the middle, or is slow
+                    verb, name_bytes, number, token = _REQUEST.unpack(_read_exactly(sock, _REQUEST.size, give_up_s))
                     if name_bytes > KEY_BYTES_MAX:
                         return
-                    key = _read_exactly(sock, name_bytes).decode(errors="replace")
+                    key = _read_exactly(sock, name_bytes, give_up_s).decode(errors="replace")
                     if verb == b"S" and number <= VALUE_BYTES_MAX:
-                        taken = set_once(key, _read_exactly(sock, number), token)
+                        taken = set_once(key, _read_exactly(sock, number, give_up_s), token)
                         sock.sendall(_ANSWER.pack(b"K" if taken else b"X", 0))
                     elif verb == b"G":
                         try:
@@ -318,7 +322,11 @@ class _Server:
                 if not places.acquire(blocking=False):
                     self.shutdown_request(request)
                     return
-                super().process_request(request, client_address)
+                try:
+                    super().process_request(request, client_address)
+                except BaseException:  # no thread can be started
+                    places.release()
+                    raise
 
             def process_request_thread(self, request: Any, client_address: Any) -> None:
                 try:
@@ -337,9 +345,11 @@ class _Server:
         self._thread.join(2.0)
 
 
-def _read_exactly(sock: socket.socket, byte_count: int) -> bytes:
+def _read_exactly(sock: socket.socket, byte_count: int, give_up_s: float | None = None) -> bytes:
     parts = bytearray()
     while len(parts) < byte_count:
+        if give_up_s is not None:
+            sock.settimeout(max(give_up_s - time.monotonic(), 0.001))
         part = sock.recv(byte_count - len(parts))
         if not part:
             raise ConnectionError("the other side closed the connection")

@@ -122,6 +122,22 @@ def test_a_user_who_may_not_is_told_so_whether_he_speaks_first_or_late(
         request({"op": "enter", "class": "storage"}, socket_path=running.sessions)
 
 
+def test_a_user_who_may_not_any_more_loses_the_session_that_he_has(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert running.daemon is not None
+    with connected(running.sessions) as session:
+        wait_until(lambda: len(running.status()["sessions"]) == 1)
+        monkeypatch.setattr(Authority, "right_of", lambda authority, peer: Right.NONE)
+        running.write(interface="eth7")
+        running.daemon.reload()
+        told = json.loads(session.recv(70_000))
+        while told["op"] != "error":
+            told = json.loads(session.recv(70_000))
+        assert told["code"] == "not-allowed"
+        assert session.recv(10) == b""
+
+
 def test_a_session_that_is_ended_for_one_packet_hears_why_though_it_sent_others(running: Running) -> None:
     release = threading.Event()
     running.between_rounds(release)

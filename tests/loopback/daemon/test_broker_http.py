@@ -9,18 +9,21 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 from broker_support import Running
 from patience import LIMIT_S, wait_until
 
-from broker.api import server
+from broker import client
+from broker.api import latest_snapshot, server
 from broker.events.log import open_log
 from broker.events.recent import RecentEvents
 from broker.policy.toml import load
 from broker.process.closer_client import CloserClient
 from broker.process.rights import Authority, Right
+from hive_qos.errors import BrokerRejectedError
 
 
 def http_request(path: str, method: str, target: str, body: bytes | None = None) -> tuple[int, dict[str, str]]:
@@ -98,6 +101,21 @@ def test_status_has_the_documented_form(running: Running) -> None:
             "throughput_bits_per_s", "backlog_bytes", "dropped_packets",
         } <= set(entry)  # fmt: skip
         assert set(entry["reason"]) == {"code", "text"}
+
+
+def test_a_broker_whose_loop_hangs_has_no_status_until_it_goes_on(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(latest_snapshot, "HANGS_S", 0.5)
+    release = threading.Event()
+    running.between_rounds(release)
+    path = running.api
+    wait_until(lambda: http_request(path, "GET", "/v1/status")[0] == 503)
+    with pytest.raises(BrokerRejectedError, match="the broker hangs"):
+        client.fetch("/metrics", socket_path=path)
+    assert http_request(path, "GET", "/v1/log")[0] == 200
+    release.set()
+    wait_until(lambda: http_request(path, "GET", "/v1/status")[0] == 200)
 
 
 def test_what_needs_no_snapshot_does_not_ask_the_loop(tmp_path: Path) -> None:
