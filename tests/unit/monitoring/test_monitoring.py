@@ -39,7 +39,7 @@ def test_every_metric_and_label_of_a_query_is_one_that_the_broker_shows(query: s
         assert name in METRICS
         assert labels <= {*METRICS[name].labels, *OF_PROMETHEUS}
     counted = [name for name, _ in asked if METRICS[name].kind == "counter"]
-    assert len(re.findall(r"\b(?:rate|increase)\(hive_qos", query)) == len(counted)
+    assert len(re.findall(r"\b(?:rate|increase|resets)\(hive_qos", query)) == len(counted)
 
 
 def test_grouping_labels_are_labels_of_the_metric() -> None:

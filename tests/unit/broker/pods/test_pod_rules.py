@@ -11,9 +11,8 @@ from kubernetes_api import pod
 
 from broker.pods.merge import room_for_rules, with_rules
 from broker.pods.rules import MIRROR, STATIC_UID, Driver, Hierarchy, PodRules, find_hierarchy, pod_cgroup, rules_of
-from broker.policy.toml import MATCH_RULES_MAX, load
+from broker.policy.toml import MATCH_RULES_MAX, ConfigurationErrors, load
 from broker.policy.types import MatchRule
-from hive_qos.errors import ConfigurationError
 
 ROOT = Path(__file__).parents[4]
 BASE = 'version = 1\n[[interface]]\nname = "eth0"\negress = "1 Gbit/s"\n'
@@ -171,7 +170,7 @@ def test_a_configuration_that_is_wrong_is_left_for_the_broker_to_refuse(base: st
     assert room_for_rules(base) == (MATCH_RULES_MAX, {})
     written = with_rules(base, {"storage": (MatchRule(address="10.0.0.1/32"),)}, name="base")
     assert written == base or tomllib.loads(written) == tomllib.loads(base)
-    with pytest.raises(ConfigurationError):
+    with pytest.raises(ConfigurationErrors):
         load(written)
 
 
