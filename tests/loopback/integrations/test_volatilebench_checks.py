@@ -26,7 +26,7 @@ def test_diloco_with_parts_dropped_differs_from_diloco_only_by_them(
     dropped: float, is_same: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checks, "DROPPED", dropped)
-    found = checks.loss_of(lambda model: checks.HalfDropped(model, every=5, seed=0), 2, 0, STEPS)
+    found = checks.loss_of(lambda model: checks.HalfDropped(model, every=5, seed=0, members=2), 2, 0, STEPS)
     assert (found == checks.diloco_loss(5, 2, 0, STEPS)) is is_same
 
 

@@ -14,10 +14,11 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -256,40 +257,37 @@ def as_ddp(seed: int, steps: int) -> float:
 class HalfDropped(volatile.DiLoCo):
     """DiLoCo in which each member's part of each round is lost at random; it goes on as the others do.
 
-    All draw the same numbers, so all know who is left. Where nobody is, nobody is dropped.
+    All draw the same numbers for all `members`, so all know who is left. Where nobody is, nobody is dropped.
     """
 
-    def __init__(self, model: nn.Module, *, every: int, seed: int) -> None:
+    def __init__(self, model: nn.Module, *, every: int, seed: int, members: int) -> None:
         super().__init__(model.parameters(), every=every)
-        self._dice = np.random.default_rng(seed)
+        self._dice, self._members = np.random.default_rng(seed), members
 
     @property
     def _group(self) -> Any:
-        return _Dropping(super()._group, self._dice)
+        return _Dropping(super()._group, self._dice.random(self._members) >= DROPPED)
 
 
 class _Dropping:
-    """A group of which only those that are drawn take part in a step."""
+    """A group in whose next step only those take part that are drawn: by number, as `Members` names them."""
 
-    def __init__(self, group: VolatileGroup, dice: np.random.Generator) -> None:
-        self._group, self._dice, self.member = group, dice, group.member
+    def __init__(self, group: VolatileGroup, left: npt.NDArray[np.bool_]) -> None:
+        self._group, self._left = group, left
 
     def all_reduce(self, weighted: list[torch.Tensor], *, quorum: int = 0) -> Committed:
-        """The weighted mean of those that are left, and who they are."""
-        members = self._group.view.members
-        drawn = self._dice.random(len(members)) >= DROPPED
-        left = tuple(one for one, stays in zip(members, drawn, strict=True) if stays) or members
-        if self.member not in left:
+        """The weighted mean of those that are left."""
+        if self._left.any() and not self._left[int(self._group.member.name.removeprefix("m"))]:
             for one in weighted:
                 one.zero_()
-        return replace(self._group.all_reduce(weighted, quorum=quorum), members=left)
+        return self._group.all_reduce(weighted, quorum=quorum)
 
 
 def half_dropped(seed: int, steps: int) -> float:
     """Perplexity of DiLoCo's with all parts."""
 
     def make(model: nn.Module) -> Any:
-        return HalfDropped(model, every=30, seed=seed)
+        return HalfDropped(model, every=30, seed=seed, members=8)
 
     return math.exp(loss_of(make, 8, seed, steps) - diloco_loss(30, 8, seed, steps))
 
