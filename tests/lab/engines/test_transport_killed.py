@@ -10,6 +10,9 @@ from moving_ranks import running
 
 from tools.lab import Lab
 
+UNLIMITED = {"net.ipv4.icmp_ratemask": "0", "net.ipv6.icmp.ratelimit": "0"}
+"""A host says it to each peer six times at once, then once a second; less where others on this machine are told."""
+
 
 @pytest.mark.parametrize("six", [False, True], ids=["IPv4", "IPv6"])
 def test_a_killed_rank_is_named_at_the_word_of_its_host(
@@ -17,7 +20,7 @@ def test_a_killed_rank_is_named_at_the_word_of_its_host(
 ) -> None:
     lab = lab_factory("killed")
     lab.host("a")
-    lab.host("b")
+    lab.host("b", sysctls=UNLIMITED)
     lab.router("r")
     for name in ("a", "b"):
         lab.link(name, "r", rate_bits_per_s=100_000_000, delay_s=0.01)
