@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def printable(text: str, *, length_max: int = 256, lines: bool = False) -> str:
     """Escape control and other unprintable characters, and cut what is longer than `length_max`.
@@ -18,3 +20,9 @@ def printable(text: str, *, length_max: int = 256, lines: bool = False) -> str:
         for char in text[: length_max + 1]
     )
     return clean if len(clean) <= length_max else clean[: length_max - 1] + "…"
+
+
+def few(names: Sequence[str], *, at_most: int) -> str:
+    """The first of some names, and how many more there are."""
+    more = f" and {len(names) - at_most} more" if len(names) > at_most else ""
+    return ", ".join(names[:at_most]) + more

@@ -194,9 +194,7 @@ class SessionServer:
                 session.paused_until_s = None
                 self._selector.register(session.sock, selectors.EVENT_READ, lambda one=session: self._read(one))
             if session.machine.phase is Phase.NEW and now_s - session.since_s > HELLO_TIMEOUT_S:
-                text = f"no hello within {HELLO_TIMEOUT_S:g} s"
-                session.send(error("no-hello", text))
-                self._end(session, "no-hello", text)
+                self._dismiss(session, "no-hello", f"no hello within {HELLO_TIMEOUT_S:g} s")
 
     def _judge_again(self) -> None:
         """End the sessions of those whom a new policy does not let in."""
@@ -206,9 +204,12 @@ class SessionServer:
         self._judged_by = authority
         for session in list(self.sessions.values()):
             if authority.right_of(session.peer) is Right.NONE:
-                refusal = _not_allowed(session.peer)
-                session.send(error(*refusal))
-                self._end(session, *refusal)
+                self._dismiss(session, *_not_allowed(session.peer))
+
+    def _dismiss(self, session: Session, code: str, text: str) -> None:
+        """End a session, and tell it why."""
+        session.send(error(code, text))
+        self._end(session, code, text)
 
     def fail(self, session: Session) -> None:
         """End a session of which a message brought about the exception that is handled now, and log that."""

@@ -229,7 +229,7 @@ class _Pairs:
         holders, ending = counts.tolist()
         if group.rank == 0 and not holders:
             self.begins = True
-        self._costs_us = self._measured(group) if view.epoch == self._epoch else _costs_us(group, self._elems)
+        self._costs_us = self._measured(group) if view.epoch == self._epoch else _costs_by_links(group, self._elems)
         self._ring = gossip.ring(self._costs_us.tolist())
         self.pace = gossip.pace(self._ring.edges, size=group.size)
         self._epoch, self._event, self._ended, self._took_us = view.epoch, 0, set(), {}
@@ -271,7 +271,7 @@ class _Pairs:
         return received[:-1] if they_say is _Says.TRAINS else None
 
 
-def _costs_us(group: Group, elems: int) -> Costs:
+def _costs_by_links(group: Group, elems: int) -> Costs:
     """Microseconds of an exchange between each two ranks, by what the group has measured: the same on every rank."""
     group.barrier().wait()  # with the first collective of a group its ranks agree on their links
     costs = np.zeros((group.size, group.size), np.int64)

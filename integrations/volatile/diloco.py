@@ -2,10 +2,9 @@
 
 Each member has an optimiser and data of its own. After `every` steps the members average their parameters, each
 weighted by its tokens a step. The change of that average is the gradient of an outer optimiser, SGD with Nesterov
-momentum, which all of them carry out alike.
-A member that is lost, comes or goes between two meetings changes only how many are averaged. One whose part came too
-late has it count in the next meeting, and then goes on from the others' parameters, as everybody does. A part that does
-not count there either stays in the model, and counts later.
+momentum, which all of them carry out alike. A member that is lost, comes or goes between two meetings changes only how
+many are averaged. One whose part came too late has it count in the next meeting, and then goes on from the others'
+parameters, as everybody does. A part that does not count there either stays in the model, and counts later.
 """
 
 from __future__ import annotations

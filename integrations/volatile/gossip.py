@@ -50,10 +50,6 @@ class Ring:
         closing = [(self.order[-1], self.order[0])] if self.is_closed else []
         return (*zip(self.order, self.order[1:], strict=False), *closing)
 
-    def neighbours(self, rank: int) -> frozenset[int]:
-        """With whom a rank exchanges at all."""
-        return frozenset(one for pair in self.edges if rank in pair for one in pair if one != rank)
-
     def partner(self, rank: int, event: int) -> int | None:
         """With whom a rank exchanges at an event, 0 and on; None for nobody.
 

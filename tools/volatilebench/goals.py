@@ -33,9 +33,8 @@ def goals(cells: Sequence[Cell], *, scenarios: Sequence[str], every: int) -> lis
     """
     entries = []
     for check in CHECKS:
-        each = "median" if check.at_most else "high"  # what must not be, must not be in any run
-        found = [(cell["figures"]["value"][each], "") for cell in cells if cell["case"] == check.name]
-        entries.append(_entry(f"checks  {check.what}", _worst(found), at_most=check.at_most))
+        runs = [_judged(cell, "value", check.at_most) for cell in cells if cell["case"] == check.name]
+        entries.append(_entry(f"checks  {check.what}", _worst(runs), at_most=check.at_most))
     for contender, most in LOSSES.items():
         found = [(_median(cell, "same_loss"), _what(cell)) for cell in _of(cells, "loss", contender)]
         name = f"loss  {contender}: of {REFERENCE.name}'s after as many tokens"
@@ -53,7 +52,7 @@ def goals(cells: Sequence[Cell], *, scenarios: Sequence[str], every: int) -> lis
             names.append(("loss, beyond the undisturbed run's of as much compute", "loss_gap", "at_most", LOSS_GAP))
             names.append(("commits of which members hold different bits", "diverged", "at_most", 0.0))
         for what, figure, side, bound in names:
-            value = cell["figures"][figure]["high" if bound == 0.0 else "median"], ""
+            value = _judged(cell, figure, bound)
             entries.append(_entry(f"churn  {cell['contender']}: {what}", value, **{side: bound}))
     for cell in _of(cells, "joiner"):
         figures = cell["figures"]
@@ -78,6 +77,11 @@ def _ratio(cell: Cell, cells: Sequence[Cell], figure: str) -> float | None:
             mine, theirs = _median(cell, figure), _median(other, figure)
             return None if mine is None or theirs is None else mine / theirs
     return None
+
+
+def _judged(cell: Cell, figure: str, bound: float) -> Found:
+    """The median of all runs; the most where nothing is allowed: what must not be, must not be in any run."""
+    return float(cell["figures"][figure]["median" if bound else "high"]), ""
 
 
 def _median(cell: Cell, figure: str) -> float | None:

@@ -195,7 +195,6 @@ def gather(context: CallContext, outputs: object, tensor: object, root: int) -> 
     check_rank(root, group=context.group, size=context.size)
     source = TensorView.of(tensor, writable=False)
     targets, results = _parts_of_root(context, outputs, root, like=source, writable=True)
-    (source,) = _apart([source], targets, rank=context.rank)
     sources = [source if rank == root else _nothing(source.dtype) for rank in range(context.size)]
     words = f"gather to {root} of {source.dtype}"
     return _exchange(context, Operation.GATHER, targets, sources, results, words=words, pairs=True)
@@ -205,7 +204,6 @@ def scatter(context: CallContext, output: object, inputs: object, root: int) -> 
     check_rank(root, group=context.group, size=context.size)
     target = TensorView.of(output, writable=True)
     sources, _ = _parts_of_root(context, inputs, root, like=target, writable=False)
-    sources = _apart(sources, [target], rank=context.rank)
     targets = [target if rank == root else _nothing(target.dtype) for rank in range(context.size)]
     words = f"scatter from {root} of {target.dtype}"
     return _exchange(context, Operation.SCATTER, targets, sources, [target], words=words, pairs=True)
@@ -214,7 +212,6 @@ def scatter(context: CallContext, output: object, inputs: object, root: int) -> 
 def all_to_all(context: CallContext, outputs: Sequence[object], inputs: Sequence[object]) -> Call:
     targets, results = _parts(context, list(outputs), writable=True)
     sources, _ = _parts(context, list(inputs), writable=False)
-    sources = _apart(sources, targets, rank=context.rank)
     words = f"all-to-all of {targets[0].dtype}"
     return _exchange(context, Operation.ALL_TO_ALL, targets, sources, results, words=words, pairs=True)
 
@@ -305,6 +302,8 @@ def _exchange(
         raise MisuseError(
             f"{operation.name.lower()}: what rank {context.rank} keeps is {own_in}, its place is {own_out}"
         )
+    if pairs:
+        sources = _apart(sources, targets, rank=context.rank)
     send_elems = [view.elems for view in sources]
     receive_elems = [view.elems for view in targets]
 
@@ -313,7 +312,7 @@ def _exchange(
     return _call(context, operation, send_elems, views, receive_counts=receive_elems, words=agreed, results=results)
 
 
-def _apart(sources: list[TensorView], targets: Sequence[TensorView], *, rank: int) -> list[TensorView]:
+def _apart(sources: Sequence[TensorView], targets: Sequence[TensorView], *, rank: int) -> list[TensorView]:
     """The sources, copied where what arrives in the targets would change them before they are sent.
 
     A rank's own part may lie in its own place, as in FSDP: nothing arrives there from others.

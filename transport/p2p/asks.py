@@ -8,7 +8,7 @@ The taking back may come after the next receive's asking. So that one asks again
 from __future__ import annotations
 
 from hive_qos.errors import TransportError
-from transport.engine.base import Priority
+from transport.engine.base import Buffer, Priority
 from transport.mesh.endpoint import Endpoint
 from transport.p2p.operation import ASK, BODY, P2POp
 from transport.wire.header import MatchKey
@@ -69,9 +69,14 @@ class Asks:
         text = memoryview(words)
         header = op.header(self._endpoint.rank, number, ASK, text)
         self._endpoint.send(
-            rank, header, text if text.nbytes else None, priority=Priority.CONTROL, order=(0, 0), on_end=_forget
+            rank, header, text if text.nbytes else None, priority=Priority.CONTROL, order=(0, 0), on_end=forget
         )
 
 
-def _forget(_error: TransportError | None) -> None:
-    """Nobody waits for it."""
+def refusal_in(payload: Buffer) -> str:
+    """The words of a refusal."""
+    return bytes(payload[:REFUSAL_BYTES_MAX]).decode(errors="replace")
+
+
+def forget(_error: TransportError | None) -> None:
+    """The end of what nobody waits for."""

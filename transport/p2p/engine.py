@@ -24,7 +24,7 @@ from hive_qos.errors import CancelledError, ConnectionLostError, HiveError, Peer
 from transport.engine.base import Buffer, Priority, Received
 from transport.mesh.endpoint import RANK_BITS, Endpoint, Ticket
 from transport.p2p.any_source import AnySource
-from transport.p2p.asks import REFUSAL_BYTES_MAX, WITHDRAWN, Asks
+from transport.p2p.asks import WITHDRAWN, Asks, forget, refusal_in
 from transport.p2p.operation import ASK, BODY, GROUP_SUFFIX, HEAD, VOID, P2POp, describe, described
 from transport.p2p.sequence_numbers import SequenceNumbers
 from transport.tensors import TensorView
@@ -292,7 +292,7 @@ class P2PEngine:
             self._refused(op, part[0], received)
 
     def _refused(self, op: P2POp, rank: int, received: Received) -> None:
-        self.fail(op, PeerError(self._name(op, rank), f"{op.work.what}: {_text(received.payload)}"))
+        self.fail(op, PeerError(self._name(op, rank), f"{op.work.what}: {refusal_in(received.payload)}"))
 
     def _receive(
         self,
@@ -338,7 +338,7 @@ class P2PEngine:
         void = describe(VOID)
         for part in (HEAD,) if inline else (HEAD, BODY):
             header = op.header(self._endpoint.rank, number, part, void)
-            self._endpoint.send(rank, header, void, priority=Priority.CONTROL, order=(0, 0), on_end=_forget)
+            self._endpoint.send(rank, header, void, priority=Priority.CONTROL, order=(0, 0), on_end=forget)
 
     def _match_any_source(self, group: str, tag: int) -> None:
         for op, rank in self._any_source.matches(group, tag):
@@ -491,11 +491,3 @@ class P2PEngine:
 
 def _drop(_received: Received | None, _error: TransportError | None) -> None:
     """Nobody wants it."""
-
-
-def _text(payload: Buffer) -> str:
-    return bytes(payload[:REFUSAL_BYTES_MAX]).decode(errors="replace")
-
-
-def _forget(_error: TransportError | None) -> None:
-    """Nobody waits for it."""

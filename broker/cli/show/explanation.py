@@ -30,6 +30,7 @@ from broker.cli.show.screen import (
     size,
     span,
 )
+from hive_qos.text import few
 
 BUSY = 0.95
 """Of all processors, as `broker.api.documents.verdicts` has it."""
@@ -269,8 +270,7 @@ def _load(document: Document) -> float | None:
 
 
 def _few(names: Sequence[str]) -> str:
-    more = f" and {len(names) - SHOWN_MAX} more" if len(names) > SHOWN_MAX else ""
-    return (", ".join(names[:SHOWN_MAX]) or "none") + more
+    return few(names, at_most=SHOWN_MAX) or "none"
 
 
 def _ms(seconds: object) -> str:

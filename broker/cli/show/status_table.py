@@ -40,7 +40,7 @@ from broker.cli.show.screen import (
     size,
     span,
 )
-from hive_qos.text import printable
+from hive_qos.text import few, printable
 
 NEEDS_SHOWN_MAX = 5
 SILENT_PROMISES = ("not-measured", "not-claimed")
@@ -287,8 +287,7 @@ def _jobs_without_figures(jobs: list[Mapping[str, Any]], room: Room) -> list[Ren
     ]
     if not names:
         return []
-    more = f" and {len(names) - room.jobs} more" if len(names) > room.jobs else ""
-    return [Text(f"connected, nothing registered: {', '.join(names[: room.jobs])}{more}")]
+    return [Text(f"connected, nothing registered: {few(names, at_most=room.jobs)}")]
 
 
 def _storage_alone(interface: Mapping[str, Any]) -> list[RenderableType]:

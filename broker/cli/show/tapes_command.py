@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,9 +11,9 @@ import typer
 
 from broker.cli.exits import ExitCode
 from broker.cli.options import JsonOption
+from hive_qos.text import few, printable
 
 if TYPE_CHECKING:
-    from transport.volatile.protocol.view import Member
     from transport.volatile.record.tape_history import TapedEpoch
 
 NAMES_MAX = 6
@@ -41,22 +40,21 @@ def tapes(
       hive-qos tapes tapes/*.jsonl --replay
       hive-qos tapes tapes/*.jsonl --json | jq '.history[] | select(.without_commit_s > 5)'
     """
-    from hive_qos.text import printable
     from transport.volatile.record import tape_check
     from transport.volatile.record.tape_history import history
 
     read = [tape for path in files for tape in tape_check.read(path)]
-    found, happened = tape_check.check(read), history(read)
+    found = tape_check.check(read)
     if as_json:
         import msgspec
 
-        document = {**msgspec.to_builtins(found), "history": msgspec.to_builtins(happened)}
+        document = {**msgspec.to_builtins(found), "history": msgspec.to_builtins(history(read))}
         sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
     else:
         from broker.cli.show.screen import Output
 
         console = Output()
-        for epoch in happened if replay else ():
+        for epoch in history(read) if replay else ():
             console.print(printable(_told(epoch)), markup=False)
         steps = f"steps {found.first_step} to {found.last_step}" if found.commits else "no step"
         what = f"{len(found.members)} members committed {steps} in {found.views} views"
@@ -74,7 +72,7 @@ def _told(epoch: TapedEpoch) -> str:
     told = [f"{epoch.members} members"]
     for who, what in ((epoch.left, "left"), (epoch.came, "came"), (epoch.learning, "learning")):
         if who:
-            told.append(f"{_names(who)} {what}")
+            told.append(f"{few([one.name for one in who], at_most=NAMES_MAX)} {what}")
     if not epoch.last_step:
         told.append("no step")
     elif epoch.first_step == epoch.last_step:
@@ -86,8 +84,3 @@ def _told(epoch: TapedEpoch) -> str:
         told.append(f"at most {epoch.without_commit_s:.1f} s without one")
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(epoch.at_s))
     return f"{when} view {epoch.epoch}: {'; '.join(told)}"
-
-
-def _names(members: Sequence[Member]) -> str:
-    names = ", ".join(one.name for one in members[:NAMES_MAX])
-    return names if len(members) <= NAMES_MAX else f"{names} and {len(members) - NAMES_MAX} more"

@@ -107,7 +107,7 @@ def test_the_ring_follows_links_that_change_whoever_trains_longer(monkeypatch: p
         return found
 
     monkeypatch.setattr(a2cid2, "RING_EVENTS", 6)
-    monkeypatch.setattr(a2cid2, "_costs_us", lambda *_: costs_us(1_000))
+    monkeypatch.setattr(a2cid2, "_costs_by_links", lambda *_: costs_us(1_000))
     monkeypatch.setattr(a2cid2._Pairs, "_swap", timed)
 
     def run(rank: int) -> None:
@@ -118,7 +118,7 @@ def test_the_ring_follows_links_that_change_whoever_trains_longer(monkeypatch: p
             )
             for _ in range(50 * (rank == 2)):
                 step_once(networks[rank], inner, algorithm)
-                time.sleep(0.005)
+                time.sleep(0.005)  # so long that exchanges end meanwhile
             algorithm.finish()
 
     in_threads(size, run)

@@ -108,9 +108,7 @@ def check(tapes: Sequence[TapeFile]) -> Verdict:
     jobs = sorted({one.job for one in tapes})
     if len(jobs) > 1:
         raise ConfigurationError("FILES", ", ".join(jobs), "these tapes are of several jobs; name those of one")
-    runs: dict[int, list[TapeFile]] = {}
-    for one in tapes:
-        runs.setdefault(one.run, []).append(one)
+    runs = by_run(tapes)
     found = [_check_run(some) for some in runs.values()] or [_check_run(())]
     stepped = [one for one in found if one.commits] or found
     return Verdict(
@@ -122,6 +120,14 @@ def check(tapes: Sequence[TapeFile]) -> Verdict:
         views=sum(one.views for one in found),
         findings=tuple(finding for one in found for finding in one.findings)[:FINDINGS_MAX],
     )
+
+
+def by_run(tapes: Iterable[TapeFile]) -> dict[int, list[TapeFile]]:
+    """The tapes of each run."""
+    runs: dict[int, list[TapeFile]] = {}
+    for one in tapes:
+        runs.setdefault(one.run, []).append(one)
+    return runs
 
 
 def _check_run(tapes: Sequence[TapeFile]) -> Verdict:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from transport.volatile.protocol.view import Member
-from transport.volatile.record.tape_check import TapedCommit, TapedView, TapeFile
+from transport.volatile.record.tape_check import TapedCommit, TapedView, TapeFile, by_run
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,7 @@ class TapedEpoch:
 
 def history(tapes: Sequence[TapeFile]) -> tuple[TapedEpoch, ...]:
     """All views on the tapes, run after run, each in the order of its epochs."""
-    runs: dict[int, list[TapeFile]] = {}
-    for one in tapes:
-        runs.setdefault(one.run, []).append(one)
-    found = [list(_of_run(run, some)) for run, some in runs.items()]
+    found = [list(_of_run(run, some)) for run, some in by_run(tapes).items()]
     return tuple(epoch for one in sorted(found, key=lambda one: one[0].at_s if one else 0.0) for epoch in one)
 
 
