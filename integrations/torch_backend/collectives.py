@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 import transport
 from hive_qos.errors import MisuseError
-from integrations.torch_backend.operations import Operations, Tensors
+from integrations.torch_backend.operations import Later, Operations, Tensors
 from integrations.torch_backend.reduce_op import check_factor, scale
 from integrations.torch_backend.staging import Staged
 from integrations.torch_backend.work import HiveWork
@@ -82,8 +82,7 @@ class Collectives(Operations):
         """Sum a sparse (COO) CPU tensor over all ranks, in place, as an embedding with `sparse=True` gives DDP.
 
         Every rank sums the same entries in rank order, so that all hold the same bits. Ranks have different numbers of
-        entries: the counts are exchanged first, and the caller waits for those (8 bytes a rank), so that the operations
-        after this one keep their order on every rank. Then each rank broadcasts its indices and values.
+        entries: these are exchanged first, and hold back what comes after; then indices and values.
 
         Raises:
             MisuseError: not a sum, or not on the CPU.
@@ -91,26 +90,28 @@ class Collectives(Operations):
         if op is not transport.ReduceOp.SUM or tensor.device.type != "cpu":
             raise MisuseError("a sparse all-reduce sums tensors on the CPU")
         mine = tensor.detach().coalesce()
-        size = self.group.size
-        counts = torch.zeros(size, dtype=torch.int64, device="cpu")
+        counts = torch.zeros(self.group.size, dtype=torch.int64, device="cpu")
         own_count = torch.tensor([mine.values().shape[0]], device="cpu")
-        self.all_gather_single([counts], [own_count], timeout_s=timeout_s).wait()
+        counted = self.all_gather_single([counts], [own_count], timeout_s=timeout_s)
+        indices: list[torch.Tensor] = []
+        values: list[torch.Tensor] = []
 
-        entry_shape = mine.values().shape[1:]
-        indices = [mine.indices().new_empty((mine.sparse_dim(), int(count))) for count in counts]
-        values = [mine.values().new_empty((int(count), *entry_shape)) for count in counts]
-        indices[self.group.rank].copy_(mine.indices())
-        values[self.group.rank].copy_(mine.values())
-        prepared = [
-            calls.broadcast(self.group.site, part[root], root) for root in range(size) for part in (indices, values)
-        ]
+        def with_places() -> list[calls.Call]:
+            counted.wait()
+            for count in counts.tolist():
+                indices.append(mine.indices().new_empty((mine.sparse_dim(), count)))
+                values.append(mine.values().new_empty((count, *mine.values().shape[1:])))
+            for parts, own in ((indices, mine.indices()), (values, mine.values())):
+                parts[self.group.rank].copy_(own)
+            return [calls.all_gather(self.group.site, parts, parts[self.group.rank]) for parts in (indices, values)]
 
         def add_up() -> None:
             total = torch.sparse_coo_tensor(torch.cat(indices, 1), torch.cat(values), mine.shape)
             with torch.inference_mode(tensor.is_inference()), torch.no_grad():  # as in `Staged.bring_back`
                 tensor.copy_(total.coalesce())
 
-        return self.launch("sparse all-reduce", [], prepared, result=[tensor], timeout_s=timeout_s, finish=add_up)
+        start = Later(2, with_places)
+        return self.launch("sparse all-reduce", [], start, result=[tensor], timeout_s=timeout_s, finish=add_up)
 
     def broadcast(self, tensors: Tensors, root: int, *, timeout_s: float | None = None) -> HiveWork:
         """Copy the root's tensors into everybody's."""

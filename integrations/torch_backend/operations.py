@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -35,6 +35,19 @@ StartMessage = Callable[[float], transport.Work]
 _log = logging.getLogger("integrations.torch")
 THREADS = CompletionThreads()
 _DEFAULTS = GroupOptions()
+
+
+@dataclass(frozen=True)
+class Later:
+    """Collectives that depend on what an earlier one brings.
+
+    Args:
+        count: how many; they have their places among the group's before they are known.
+        known: blocks until they are.
+    """
+
+    count: int
+    known: Callable[[], Sequence[calls.Call]]
 
 
 class _Extension:
@@ -205,7 +218,7 @@ class Operations:
         self,
         what: str,
         staged: Sequence[Staged],
-        start: Sequence[calls.Call] | StartMessage,
+        start: Sequence[calls.Call] | Later | StartMessage,
         *,
         result: Tensors,
         timeout_s: float | None = None,
@@ -248,13 +261,17 @@ class Operations:
             finish=finish,
         )
 
+        later = start if isinstance(start, Later) else None
+        known = [] if callable(start) or isinstance(start, Later) else list(start)
+        count = later.count if later else len(known)
+
         def begin() -> None:
             if callable(start):
                 parts = [start(limit_s)]
             else:
                 asked = self.options.priority if priority is None else priority
                 default = transport.Priority.GRADIENT
-                parts = self.group.start(start, timeout_s=limit_s, priority=default if asked is None else asked)
+                parts = self.group.start(known, timeout_s=limit_s, priority=default if asked is None else asked)
             work.follow(parts, also=also)
 
         def late() -> None:
@@ -268,18 +285,20 @@ class Operations:
                 pieces.follow()
 
         def failed(error: Exception) -> None:
-            """Its input never became ready (the GPU failed): our next operation must not be taken for this one."""
+            """Its input never became ready (a GPU failed, or a rank): our next one must not be taken for this one."""
             work.fail(error)
             with contextlib.suppress(MisuseError):  # as in `give_up`
-                for _ in () if callable(start) else start:
+                for _ in range(count):
                     self.group.give_up(f"{work.what}: its input could not be read: {error}")
 
         pending = [one for one in staged if one.pending]
         until_ready = (lambda: until_all_ready(pending)) if pending else None
         pieces = None
-        if not callable(start) and len(start) == len(pending) == 1 and pending[0].in_pieces:
+        if len(known) == len(pending) == 1 and pending[0].in_pieces:
             pieces = InPieces(pending[0])
-            start, until_ready = [replace(start[0], partial=pieces.partial)], pieces.begin
+            known, until_ready = [replace(known[0], partial=pieces.partial)], pieces.begin
+        if later:
+            until_ready = lambda: known.extend(later.known())  # noqa: E731
         self._order.start(begin, until_ready=until_ready, late=late, failed=failed)
         if collective:
             self._running.add(work)

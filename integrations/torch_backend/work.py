@@ -90,7 +90,7 @@ class HiveWork(dist.Work):
         sequence: int,
         threads: CompletionThreads,
         finish: Callable[[], None] | None = None,
-        before: str = "waiting for tensors of this rank on their devices",
+        before: str = "waiting for tensors on their devices, or for the sizes of a sparse one",
     ) -> None:
         super().__init__()
         self.what, self._before = what, before

@@ -376,6 +376,23 @@ def sparse_tensors_add_up(rank: int, size: int) -> None:
 
 
 @check
+def a_sparse_all_reduce_returns_before_the_others_have_called_it(rank: int, size: int) -> None:
+    store = dist.distributed_c10d._get_default_store()
+    if rank:
+        store.wait(["sparse is called"])
+    tensor = torch.sparse_coo_tensor([[rank]], torch.tensor([1.0]), (size,))
+    dense = torch.ones(1)
+    works = [dist.all_reduce(one, async_op=True) for one in (tensor, dense)]
+    if not rank:
+        assert not any(one.is_completed() for one in works)
+        store.set("sparse is called", "")
+    for one in works:
+        one.wait()
+    same(tensor.to_dense(), torch.ones(size))
+    same(dense, torch.tensor([float(size)]))
+
+
+@check
 def tensors_of_inference_mode_are_reduced_dense_or_sparse(rank: int, size: int) -> None:
     with torch.inference_mode():
         strided = data(rank, 4, 2).t()

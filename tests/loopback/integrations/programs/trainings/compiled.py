@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from trainings.register import batches, network, steps, training, values
 from trainings.sharded import full
 
 logging.getLogger("torch._dynamo").setLevel(logging.ERROR)  # it warns of DDP's own profiling
-COMPILER = "aot_eager"  # graphs as torch makes them, without a C++ compiler
+COMPILER = os.environ.get("HIVE_TEST_COMPILER", "aot_eager")  # graphs as torch makes them, without a C++ compiler
 
 
 @training(ranks=2)
