@@ -262,6 +262,7 @@ class ActivePolicy:
             note = "changes of [daemon] and [peers] need a restart; files that [peers] names are read again without one"
             self._log.warning("restart-needed", note=note)
         try:
+            shaped_interfaces.require_one(policy)
             self._attach_all(policy)
         except (HiveError, OSError, ValueError) as problem:
             if not partly:
@@ -280,7 +281,8 @@ class ActivePolicy:
 
     def _take_over_interfaces(self) -> None:
         policy, shaped_interfaces = self.policy, self._components.shaped_interfaces
-        shaped_interfaces.require_one(policy)
+        if not self._configurations.has_been_good:  # else its only interface may come minutes after the boot, as ppp0
+            shaped_interfaces.require_one(policy)
         shaped_interfaces.give_back_strays(policy)
         self._components.ingress_trees.clear(entry.name for entry in policy.interfaces)
         self._components.own_cgroups.make()

@@ -124,6 +124,11 @@ class ConfigStore:
         self._hold_former("configuration-rejected", str(problem))
         return good
 
+    @property
+    def has_been_good(self) -> bool:
+        """Whether what is in force, or is to start with, was so before this start."""
+        return self._text == self._kept.good
+
     def started(self) -> None:
         """What was started with is in force: it is the last good one now. What a killed trial left is over."""
         self._candidate.discard()

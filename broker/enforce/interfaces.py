@@ -98,10 +98,8 @@ class ShapedInterfaces:
         """Attach what policy names and is there. For the rest `decide` raises an alarm; it is attached when it comes.
 
         Raises:
-            ConfigurationError: not one of them is there.
             HiveError, OSError, ValueError: one that is there cannot be shaped.
         """
-        self.require_one(policy)
         present = self._kernel.numbers()
         for shape in self._shapes(allocation, policy, class_cgroups):
             if shape.interface in self._egress_trees.names:

@@ -28,8 +28,10 @@ from hive_qos.errors import HiveError
 from transport.group import Group
 from transport.settings import Settings, split_address
 from transport.volatile import group as volatile
+from transport.volatile.control import Control
 from transport.volatile.following import Follower
 from transport.volatile.membership.succession import Succession
+from transport.volatile.protocol.arrivals import Deadlines
 from transport.volatile.register.register import MemoryStore, Register, Store
 from transport.volatile.steps import Steps
 from transport.volatile.transfer.fetch import Fetch
@@ -85,6 +87,8 @@ class Stop:
     - `prepared`: it has said so to all, and heard of none. `committed`: it has committed, and not applied.
     - `deciding`: it writes the next view. `decided`: it has, and has told nobody.
     - `fetching`: it has some pieces of the state. `ready`: it is about to say that it has learnt.
+    - With a quorum, `arriving`: its part is ready, which it has not said. `arrived`: it has. `choosing`: it is about to
+      say whose parts count. `chosen`: it has.
     """
 
     def __init__(self, point: str, *, armed: bool) -> None:
@@ -99,6 +103,10 @@ class Stop:
             "decided": (Register, "advance", False),
             "fetching": (Fetch, "_take", False),
             "ready": (Follower, "_tell_ready", True),
+            "arriving": (Control, "tell_first", True),
+            "arrived": (Control, "tell_first", False),
+            "choosing": (Deadlines, "take", True),
+            "chosen": (Deadlines, "chose", False),
         }
         if point == "prepared":
             self._after_gather()

@@ -84,7 +84,8 @@ def apply(
         return
     with _signals():
         try:
-            _take(text if file is not None else None, installed, trial_s, path=path, asks=not yes)
+            other = file is not None and file.resolve() != installed.resolve()
+            _take(text if other else None, installed, trial_s, path=path, asks=not yes)
         except _Ended:
             raise typer.Exit(ExitCode.SYSTEM) from None
 

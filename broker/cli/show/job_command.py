@@ -41,13 +41,15 @@ def job(
     """
     if not LIMIT_S_MIN <= limit_s <= LIMIT_S_MAX:  # nan as well, which typer's own bounds let pass
         raise typer.BadParameter(f"{limit_s:g} is not within {LIMIT_S_MIN:g} to {LIMIT_S_MAX:g}", param_hint="--limit")
+    document = _document(name, limit_s)
     if as_json:
         while True:
-            sys.stdout.write(json.dumps(_document(name, limit_s)) + "\n")
+            sys.stdout.write(json.dumps(document) + "\n")
             sys.stdout.flush()
             if not watch:
                 return
             time.sleep(1.0)
+            document = _once_it_runs(document["job"], limit_s)
     from broker.cli.show.job_table import render
     from broker.cli.show.screen import Output
 
@@ -55,10 +57,13 @@ def job(
     if watch:
         from broker.cli.show.live import Latest
         from broker.cli.show.live import watch as paint
+        from hive_qos.errors import TransportError
 
-        paint(Latest(lambda: _document(name, limit_s), render), console)
+        # By its name from now on: it may start again, and another one beside it.
+        latest = Latest(lambda: _of(document["job"], limit_s), render, who="rank", silent=TransportError)
+        paint(latest, console)
     else:
-        console.print(render(_document(name, limit_s)))
+        console.print(render(document))
 
 
 def _document(name: str, limit_s: float) -> dict[str, Any]:
@@ -81,9 +86,33 @@ def _document(name: str, limit_s: float) -> dict[str, Any]:
         raise typer.BadParameter(f"no job {printable(name)!r} runs here; use one of {shown}", param_hint="NAME")
     if not name and len(known) > 1:
         raise typer.BadParameter(f"several jobs run here; name one of {shown}", param_hint="NAME")
-    chosen = name or known[0]
-    mine = [(path, one) for path, one in members if str(one.get("job")) == chosen]
-    return {"schema": SCHEMA, "job": chosen, "groups": _groups(mine, limit_s)}
+    return _of(name or known[0], limit_s)
+
+
+def _of(job: str, limit_s: float) -> dict[str, Any]:
+    """Raises: TransportError: no rank of it answers."""
+    from hive_qos.errors import TransportError
+    from transport.inspection import jobs
+
+    mine = [(path, one) for path, one in jobs.members() if str(one.get("job")) == job]
+    if not mine:
+        raise TransportError(f"no rank of job {job} answers on this host any more")
+    return {"schema": SCHEMA, "job": job, "groups": _groups(mine, limit_s)}
+
+
+def _once_it_runs(job: str, limit_s: float) -> dict[str, Any]:
+    """Wait until a rank of it answers, as after a restart; say once that nobody does."""
+    from hive_qos.errors import TransportError
+
+    said = False
+    while True:
+        try:
+            return _of(job, limit_s)
+        except TransportError as error:
+            if not said:
+                typer.echo(f"hive-qos: {error}; trying again", err=True)
+            said = True
+            time.sleep(1.0)
 
 
 def _groups(members: Sequence[tuple[Path, dict[str, Any]]], limit_s: float) -> list[dict[str, Any]]:

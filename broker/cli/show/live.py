@@ -1,7 +1,7 @@
 """A screen that is painted again and again, on a terminal of its own: no flicker, and nothing left behind.
 
     q, Ctrl-C      end it, and the terminal shows what it showed before
-    no broker      the last screen stays, below a line that says since when; it is asked again at each round
+    no answer      the last screen stays, below a line that says since when; it is asked again at each round
 
 In a pipe or a file one table follows another.
 """
@@ -24,7 +24,7 @@ from rich.live import Live
 from rich.text import Text
 
 from broker.cli.show.screen import span
-from hive_qos.errors import BrokerUnavailableError
+from hive_qos.errors import BrokerUnavailableError, HiveError
 
 REFRESH_S = 1.0
 """As often as somebody can read it."""
@@ -32,15 +32,24 @@ Document = dict[str, Any]
 
 
 class Latest:
-    """What the broker answered last, and since when it has not.
+    """What was answered last, and since when nobody has answered.
 
     Args:
-        ask: asks it.
+        ask: asks.
         show: makes a screen of the answer.
+        who: answers.
+        silent: is raised by `ask` where nobody does.
     """
 
-    def __init__(self, ask: Callable[[], Document], show: Callable[[Document], RenderableType]) -> None:
-        self._ask, self._show = ask, show
+    def __init__(
+        self,
+        ask: Callable[[], Document],
+        show: Callable[[Document], RenderableType],
+        *,
+        who: str = "broker",
+        silent: type[HiveError] = BrokerUnavailableError,
+    ) -> None:
+        self._ask, self._show, self._who, self._silent = ask, show, who, silent
         self._document: Document | None = None
         self._lost_s: float | None = None
 
@@ -48,18 +57,17 @@ class Latest:
         """Ask, and show the answer; while nobody answers, since when, and the last answer.
 
         Raises:
-            BrokerUnavailableError: nobody has ever answered.
+            HiveError: nobody has ever answered.
         """
         try:
             self._document = self._ask()
-        except BrokerUnavailableError:
+        except self._silent:
             if self._document is None:
                 raise
             self._lost_s = self._lost_s or time.time()
             since = time.strftime("%H:%M:%S", time.localtime(self._lost_s))
-            text = (
-                f"no broker since {since} ({span(time.time() - self._lost_s)}), trying again; this was its last state:"
-            )
+            for_s = span(time.time() - self._lost_s)
+            text = f"no {self._who} since {since} ({for_s}), trying again; this was its last state:"
             return Group(Text(text, style="bold red"), Text(""), self._show(self._document))
         self._lost_s = None
         return self._show(self._document)
@@ -72,7 +80,7 @@ def watch(latest: Latest, console: Console, *, press: Callable[[str], None] = la
         press: is told each other key that is pressed.
 
     Raises:
-        BrokerUnavailableError: as `Latest.screen`.
+        HiveError: as `Latest.screen`.
         KeyboardInterrupt: Ctrl-C.
     """
     if not console.is_terminal:

@@ -73,21 +73,23 @@ def log(
         typer.echo(f"{len(found) - len(shown)} earlier events are not shown: -n {len(found)}", err=True)
     _print(shown, as_json=as_json)
     if follow:
-        _follow(path, document, level=level, wanted=wanted, as_json=as_json)
+        _follow(path, document, since_s=since_s, level=level, wanted=wanted, as_json=as_json)
     elif not found and not as_json:
         typer.echo("no such event since the broker began; older ones: journalctl -u hive-qos", err=True)
 
 
-def _follow(path: str | None, document: Mapping[str, Any], *, level: str, wanted: Any, as_json: bool) -> None:
+def _follow(
+    path: str | None, document: Mapping[str, Any], *, since_s: float, level: str, wanted: Any, as_json: bool
+) -> None:
     """Print what is new, across restarts of the broker: the numbers of another one begin anew."""
     began_s, after, lost = document["began_s"], _last(document, 0), False
     while True:
         time.sleep(POLL_S)
         try:
-            document = _ask(path, after=after, level=level)
+            document = _ask(path, after=after, since_s=since_s, level=level)
             if document["began_s"] != began_s:
                 began_s, after = document["began_s"], 0
-                document = _ask(path, after=after, level=level)
+                document = _ask(path, after=after, since_s=since_s, level=level)
             lost, after = False, _last(document, after)
         except BrokerUnavailableError as error:
             if not lost:

@@ -250,12 +250,14 @@ def test_a_trial_confirmed_in_another_terminal_ends_the_question(broker: Broker)
     assert installed(broker) == NEW
 
 
+@pytest.mark.parametrize("named", [False, True])
 def test_a_broker_that_is_restarted_in_a_trial_of_its_own_file_has_not_kept_it(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, named: bool
 ) -> None:
     (broker.folder / "broker.toml").write_text(NEW)
     monkeypatch.setattr(broker, "configuration", NEW)
-    with terminal(broker, "apply", "--confirm-within", "10m") as seen:
+    file = [str(broker.folder / "broker.toml")] if named else []
+    with terminal(broker, "apply", *file, "--confirm-within", "10m") as seen:
         seen.wait_for("Keep it? [y/N]")
         broker.end(signal.SIGKILL)
         broker.start()

@@ -125,6 +125,35 @@ def test_an_interface_that_is_not_there_is_an_alarm_and_is_shaped_when_it_appear
     assert late.observe("eth7") is None
 
 
+def test_a_broker_whose_only_interface_comes_late_waits_for_it_unless_its_configuration_is_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.enforce.interfaces.LOOK_S", 0.05)
+    kernel, there = FakeKernel(["lo"]), ["lo"]
+    monkeypatch.setattr(kernel, "interfaces", lambda: tuple(there))
+    running = Running(tmp_path, kernel=kernel)
+    running.write()
+    running.start()
+    running.stop()
+    there.clear()
+    running.start()
+    try:
+        assert [alarm["code"] for alarm in running.status()["alarms"]] == ["interface-missing"]
+        there.append("lo")
+        wait_until(lambda: kernel.observe("lo") is not None)
+        assert running.daemon is not None
+        running.write(interface="eth7")
+        running.daemon.reload()
+        wait_until(lambda: "no such interface" in str(running.status()["alarms"]))
+    finally:
+        running.stop()
+    (tmp_path / "new").mkdir()
+    new = Running(tmp_path / "new", kernel=kernel)
+    new.write(interface="eth7")
+    new.start()
+    assert "no such interface" in str(new.error)
+
+
 def test_an_interface_that_policy_does_not_name_any_more_is_given_back_at_the_next_start(tmp_path: Path) -> None:
     kernel = FakeKernel(["lo", "eth7"])
     running = Running(tmp_path, kernel=kernel)

@@ -116,6 +116,18 @@ def test_members_that_are_killed_at_each_point_of_a_step_or_sent_away_take_nothi
     members.check()
 
 
+def test_members_that_are_killed_while_the_parts_of_a_step_are_chosen_take_nothing_with_them(members: Members) -> None:
+    for name, point in zip("abcd", ["choosing", "chosen", "arriving", "arrived"], strict=True):
+        members.start(name, stop=point, quorum=2)
+    for name in "ef":
+        members.start(name, quorum=2)
+    members.meet_as("abcdef")
+    for place, name in enumerate("abcd"):  # the first of those who are left chooses
+        members.kill_at_its_point(name)
+        members.meet_as("bcdef"[place:])
+    members.check()
+
+
 @pytest.mark.parametrize("point", ["deciding", "decided"])
 def test_another_decides_when_the_one_that_decides_is_killed(members: Members, point: str) -> None:
     members.start("a", stop=point)
@@ -185,6 +197,19 @@ def test_learners_that_are_killed_or_lose_their_sources_stop_nobody(members: Mem
     members.processes["a"].kill()  # the first of its sources, and who lets it in
     members.meet_as("bcz")
     members.check()
+
+
+def test_a_member_that_is_sent_away_is_gone_although_no_other_listens(members: Members) -> None:
+    for name in "abc":
+        members.start(name)
+    members.meet_as("abc")
+    for name in "ab":
+        members.processes[name].send_signal(signal.SIGSTOP)
+    members.processes["c"].send_signal(signal.SIGTERM)
+    began_s = time.monotonic()
+    wait_until(lambda: members.processes["c"].poll() is not None, what=members.said, limit_s=LIMIT_S)
+    assert members.processes["c"].returncode == 0, members.said()
+    assert time.monotonic() - began_s < 5.0  # a second, and what an interpreter takes to end on a busy machine
 
 
 def test_a_member_leaves_at_its_time_and_the_other_goes_on(members: Members) -> None:

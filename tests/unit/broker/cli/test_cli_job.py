@@ -145,3 +145,16 @@ def test_a_limit_that_cannot_be_is_refused(limit: str) -> None:
     done = RUN.invoke(app, ["job", "--limit", limit])
     assert done.exit_code == ExitCode.USAGE
     assert "not within 0.1 to 30" in done.output
+
+
+def test_watching_survives_a_restart_of_the_job_and_the_start_of_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm, other = (Path("/run/0"), {"job": "llm"}), (Path("/run/1"), {"job": "other"})
+    rounds = iter([[llm], [llm], [], [other], [other, llm]])
+    monkeypatch.setattr("transport.inspection.jobs.members", lambda: next(rounds))
+    monkeypatch.setattr("transport.inspection.jobs.ask", lambda path, **_: {"members": [{"id": str(path)}]})
+    monkeypatch.setattr("time.sleep", lambda _s: None)
+    done = RUN.invoke(app, ["job", "--json", "--watch"])
+    assert isinstance(done.exception, StopIteration | RuntimeError)  # after the last round
+    shown = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [one["job"] for one in shown] == ["llm", "llm"]
+    assert done.stderr.count("no rank of job llm answers on this host any more; trying again") == 1

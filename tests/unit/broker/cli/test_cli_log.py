@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import time
 from typing import Any
@@ -103,6 +104,25 @@ def test_what_was_not_found_and_what_is_not_shown_is_said_beside_the_output(brok
     assert (nothing.exit_code, nothing.stdout) == (0, "")
     assert "journalctl -u hive-qos" in nothing.stderr
     assert "4 earlier events are not shown: -n 5" in log("-n", "1").stderr
+
+
+def test_following_from_a_time_since_which_nothing_came_shows_nothing_of_before(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds = 0
+
+    def sleep(duration_s: float) -> None:
+        nonlocal rounds
+        rounds += 1
+        if rounds == 2:
+            broker.recent.add("info", "daemon-stopped", {})
+        elif rounds == 3:
+            raise KeyboardInterrupt
+
+    since = datetime.datetime.now().astimezone() + datetime.timedelta(milliseconds=1)
+    monkeypatch.setattr(time, "sleep", sleep)
+    done = log("--follow", "--json", "--since", since.isoformat())
+    assert [json.loads(line)["event"] for line in done.stdout.splitlines()] == ["daemon-stopped"]
 
 
 def test_following_goes_on_with_the_next_broker(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
