@@ -28,12 +28,11 @@ def write_whole(path: Path, text: str, *, mode: int = 0o600) -> None:
         scratch.replace(path)
         sync_directory(path.parent)
     except OSError as problem:
-        with contextlib.suppress(OSError):
-            scratch.unlink(missing_ok=True)
         problem.filename = str(path)  # writing and syncing name none
         raise
     finally:
-        scratch.unlink(missing_ok=True)  # a full disk, or Ctrl-C
+        with contextlib.suppress(OSError):  # a full disk, or Ctrl-C
+            scratch.unlink(missing_ok=True)
 
 
 def sync_directory(path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from broker.cli.options import JsonOption
 from hive_qos.errors import ConfigurationError, MisuseError
 from hive_qos.units import format_size, parse_duration_s, parse_rate_bits_per_s, parse_size_bytes
 
@@ -52,7 +53,7 @@ def explain_collective(
             "--from", help="Show what a rank measured and did: a JSON file of Group.explain().", dir_okay=False
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Show which algorithms a collective could take, how long each would, and why one is taken.
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from broker.cli.exits import EPILOG, guarded
+from broker.cli.options import JsonOption
 from hive_qos.errors import ConfigurationError
 from hive_qos.text import printable
 
@@ -21,7 +22,6 @@ app = typer.Typer(
 )
 
 Directory = Annotated[Path, typer.Option("--directory", "-d", help="Where the CA lives; keep it off the nodes.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 DEFAULT_DIRECTORY = Path("hive-ca")
 CERTIFICATE_BYTES_MAX = 2**20
 """A chain is a few kilobytes; whatever else is named by mistake is not read to its end."""
@@ -33,7 +33,7 @@ def init(
     directory: Directory = DEFAULT_DIRECTORY,
     name: Annotated[str, typer.Option("--name", help="The CA's name, for people.")] = "hive-qos",
     days: Annotated[int, typer.Option("--days", help="Days until it ends.")] = 3650,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Make a CA. No existing file is overwritten.
 
@@ -68,7 +68,7 @@ def issue(
     renew: Annotated[
         bool, typer.Option("--renew", help="Replace the pair that is there; what is not given stays.")
     ] = False,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Issue a node's certificate and key.
 
@@ -94,7 +94,7 @@ def revoke(
     certificate: Annotated[
         Path | None, typer.Option("--certificate", help="Revoke this certificate alone: a PEM file.")
     ] = None,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Revoke a node's certificates.
 
@@ -117,7 +117,7 @@ def revoke(
 @guarded
 def show(
     certificate: Annotated[Path, typer.Argument(readable=False, help="A PEM file.")],
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Show who a certificate is for, and until when.
 

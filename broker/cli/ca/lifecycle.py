@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from broker.cli.ca.certificates import DEFAULT_DIRECTORY, AsJson, Directory
+from broker.cli.ca.certificates import DEFAULT_DIRECTORY, Directory
 from broker.cli.exits import EPILOG, guarded
+from broker.cli.options import JsonOption
 from hive_qos.text import printable
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def status(
     within: Annotated[
         int, typer.Option("--within", metavar="DAYS", parser=_days, help="What counts as ending soon.")
     ] = 30,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Show the CA, its rotation, and each node's newest certificate.
 
@@ -84,7 +85,7 @@ def renew(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Where the pairs go; former ones are replaced (default: here).")
     ] = None,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Issue new pairs; role, addresses and jobs stay.
 
@@ -116,7 +117,7 @@ def rotate(
     directory: Directory = DEFAULT_DIRECTORY,
     days: Annotated[int, typer.Option("--days", help="How long the new CA is good, for begin.")] = 3650,
     force: Annotated[bool, typer.Option("--force", help="Finish although nodes have no new pair.")] = False,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Give the CA a new key while all nodes go on.
 

@@ -14,6 +14,7 @@ import typer
 
 from broker.cli.configuration import DEFAULT_CONFIG, read
 from broker.cli.exits import ExitCode
+from broker.cli.options import JsonOption
 from broker.policy.locate import line_in, line_of, lines_of
 from broker.policy.toml import SHOWN_MAX, ConfigurationErrors, load
 from broker.policy.types import Policy
@@ -26,7 +27,6 @@ LINE_LENGTH_MAX = 160
 FileArgument = Annotated[
     Path, typer.Argument(metavar="[FILE]", readable=False, help="The configuration to look at.", show_default=True)
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 @dataclass(frozen=True)

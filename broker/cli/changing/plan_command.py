@@ -8,10 +8,9 @@ from typing import Annotated
 import typer
 
 from broker.cli.changing.apply_command import FileOption, broker_file
-from broker.cli.changing.check_command import JsonOption
 from broker.cli.configuration import read
 from broker.cli.exits import ExitCode
-from broker.cli.options import SocketOption
+from broker.cli.options import JsonOption, SocketOption
 
 
 def plan(

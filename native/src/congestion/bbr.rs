@@ -1,10 +1,13 @@
 //! quinn's BBR, told of what it can measure by.
 //!
 //! It takes the bytes of each acknowledged packet, divided by the time since the one before was, for a sample of what the
-//! path delivers, and believes the largest sample of ten round trips. Packets that are acknowledged together have no time
-//! between them, and the first of them gets all of it: what it finds depends on how acknowledgements are batched, by the
-//! peer, on the way, and where they are read, and can be several times the rate or half of it. Here it is told of them, and
-//! of what was sent, a least round trip at a time. Then a sample is what was delivered in that time.
+//! path delivers, and believes the largest sample. Packets that are acknowledged together have no time between them, and
+//! the first of them gets all of it: what it finds depends on how acknowledgements are batched, by the peer, on the way,
+//! and where they are read, and can be several times the rate or half of it. Here it is told of them, and of what was sent,
+//! a least round trip at a time. Then a sample is what was delivered in that time.
+//!
+//! It means to forget samples after ten round trips, and never does, nor the least round trip (quinn-proto 0.11): where a
+//! link falls, or its route becomes longer, its window stays what it was.
 
 use std::any::Any;
 use std::sync::Arc;

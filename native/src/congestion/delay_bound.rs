@@ -187,6 +187,9 @@ impl Controller for DelayBound {
         if !persistent && self.reduced_at.is_some_and(|at| sent <= at) {
             return;
         }
+        if persistent {
+            self.base = MinRtt::default(); // the route may be another one (RFC 9002 5.2)
+        }
         self.reduced_at = Some(now);
         self.slow_start = false;
         self.window_bytes = (self.window_bytes / 2.0).max(self.window_min());

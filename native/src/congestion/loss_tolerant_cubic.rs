@@ -14,8 +14,9 @@
 //! have the same share: 1 / 1.43 is what 0.7 leaves of a full path and its queue. A shorter buffer favours this law.
 //! Alone on a path with random loss, the window stays between 0.875 and 1.25 of the path.
 //!
-//! The path's least is remembered for ten minutes at least. Where it is too low, for the route became longer, this is plain
-//! CUBIC. Where it is too high, for others' queue never ends, losses up to `LOSS_SHARE` pass for random.
+//! The path's least is remembered for ten minutes at least, but not beyond persistent congestion, after which the route may
+//! be another one (RFC 9002 5.2). Where it is too low, for the route became longer, this is plain CUBIC. Where it is too
+//! high, for others' queue never ends, losses up to `LOSS_SHARE` pass for random.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -290,7 +291,9 @@ impl Controller for LossTolerantCubic {
             self.window_max = self.window_bytes;
             self.window_bytes = self.window_min();
             self.epoch = None;
-            self.cut_at = None;
+            self.least = MinRtt::default();
+            // What was lost has been answered, and what is sent from now on has a round of its own.
+            (self.suspicion, self.round, self.losses) = (None, Round::default(), Losses::default());
         } else if lost_bytes == 0 {
             self.cut(now); // so the stack reports ECN marks
         } else {

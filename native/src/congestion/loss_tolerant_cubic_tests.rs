@@ -12,6 +12,7 @@ const BUFFER_S: f64 = 0.040;
 /// A FIFO with one sender, looked at every millisecond.
 struct Path {
     control: LossTolerantCubic,
+    base_s: f64,
     began: Instant,
     now_s: f64,
     free_s: f64,
@@ -24,6 +25,7 @@ impl Path {
     fn new() -> Self {
         Self {
             control: LossTolerantCubic::new(SIZE as f64),
+            base_s: BASE_S,
             began: Instant::now(),
             now_s: 0.0,
             free_s: 0.0,
@@ -77,7 +79,7 @@ impl Path {
         if !lost {
             self.free_s = self.free_s.max(self.now_s) + SIZE as f64 / link;
         }
-        let through_s = self.free_s.max(self.now_s) + BASE_S;
+        let through_s = self.free_s.max(self.now_s) + self.base_s;
         self.flight.push_back((through_s, self.now_s, lost));
         self.control.on_sent(now, SIZE, 0);
     }
@@ -105,11 +107,33 @@ fn marks_are_yielded_to_without_a_loss_once_for_what_was_sent_before() {
     assert!((0.69..0.71).contains(&(path.control.window_bytes / before)));
 }
 
-#[test]
-fn persistent_congestion_leaves_the_least_window() {
-    let mut path = Path::new();
-    path.run(1.0, LINK);
+/// A path on which nothing arrives for a while, and what was under way is lost: as the stack tells it, in one piece.
+fn fails(path: &mut Path) -> f64 {
+    path.run(3.0, LINK);
+    let before = path.control.window_bytes;
+    let lost_bytes = path.flight.len() as u64 * SIZE;
+    path.flight.clear();
+    path.now_s += 0.6;
+    path.free_s = path.now_s;
     let now = path.at(path.now_s);
-    path.control.on_congestion_event(now, now, true, SIZE);
+    path.control.on_congestion_event(now, now, true, lost_bytes);
     assert_eq!(path.control.window(), 2 * SIZE);
+    before
+}
+
+#[test]
+fn persistent_congestion_leaves_the_least_window_and_slow_start_brings_the_rate_back() {
+    let mut path = Path::new();
+    let before = fails(&mut path);
+    path.run(10.0 * BASE_S, LINK);
+    assert!(path.control.window_bytes > 0.6 * before);
+}
+
+#[test]
+fn so_it_does_where_the_route_is_longer_afterwards() {
+    let mut path = Path::new();
+    let before = fails(&mut path);
+    path.base_s = 3.0 * BASE_S;
+    path.run(10.0 * path.base_s, LINK);
+    assert!(path.control.window_bytes > 0.6 * before);
 }
