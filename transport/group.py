@@ -247,6 +247,10 @@ class Group:
         codec = self._codec if compression is None else Codec.named(compression)
         return calls.Compression(codec, self._kept, feedback)
 
+    def share_feedback(self, other: Group) -> None:
+        """Keep what compression leaves out together with another group, which reduces the same tensors in turn."""
+        self._kept = other._kept
+
     def broadcast(
         self, tensor: object, root: int, *, timeout_s: float | None = None, priority: Priority = Priority.GRADIENT
     ) -> Work:

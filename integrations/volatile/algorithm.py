@@ -68,6 +68,7 @@ class Algorithm:
     """
 
     quorum = 0
+    _counted = ""  # what `_made` counts
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         self.parameters = trainable(parameters, user=type(self).__name__)
@@ -75,6 +76,7 @@ class Algorithm:
         self._inner = 0
         self._joined: VolatileGroup | None = None
         self._trains = 0  # the thread that has joined
+        self._loaded = False  # a checkpoint, and has not joined since
         self.last: Committed | None = None
 
     @contextlib.contextmanager
@@ -110,6 +112,7 @@ class Algorithm:
                 join_timeout_s=join_timeout_s,
             ) as group:
                 self._joined, self._inner, self._trains = group, 0, threading.get_ident()
+                self._loaded = False
                 self._begin()
                 yield group
         finally:
@@ -192,6 +195,11 @@ class Algorithm:
         raise NotImplementedError
 
     @property
+    def _made(self) -> int:
+        """How far this member's state has come: what of two states tells the newer one."""
+        return 0
+
+    @property
     def _group(self) -> VolatileGroup:
         if self._joined is None:
             raise MisuseError("join a register first: `with algorithm.join(register, name=...):`")
@@ -200,6 +208,7 @@ class Algorithm:
     def _require_apart(self) -> None:
         if self._joined is not None:
             raise MisuseError("load a state before you join: inside, all members have the same")
+        self._loaded = True
 
     def _quorum(self, *, with_all: bool) -> int:
         """Of a step of an algorithm with `quorum`; `with_all` where it is to wait for all whatever that is."""
@@ -214,7 +223,7 @@ class Algorithm:
         if under_way is not None and not under_way.done() and threading.get_ident() == self._trains:
             return None  # that thread may be about to apply a step; it gives the state itself between two
         file = io.BytesIO()
-        torch.save({"trained_by": self._described(), "state": self._shared_state()}, file)
+        torch.save({"trained_by": self._described(), "made": self._made, "state": self._shared_state()}, file)
         return file.getvalue()
 
     def _described(self) -> str:
@@ -232,6 +241,12 @@ class Algorithm:
         shared, own = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True), self._described()
         if shared["trained_by"] != own:
             raise PeerError("the group", f"it trains by {shared['trained_by']}, and this member by {own}")
+        if self._loaded and self._made > shared["made"]:
+            reason = (
+                f"it is at {self._counted} {shared['made']}, and the checkpoint that this member has loaded at "
+                f"{self._made}: start first who has the newest one, or join without a checkpoint"
+            )
+            raise PeerError("the group", reason)
         try:
             self._take_shared_state(shared["state"])
         except MisuseError as error:
@@ -269,12 +284,18 @@ class GlobalAlgorithm(Algorithm):
         self._interval = every // len(self._fragments)
         self._global = [one.read() for one in self._fragments]
         self._held = list(self._global)  # what the model's fragments have received, and learn from
-        self._means: dict[int, torch.Tensor] | None = None  # of the fragments' last rounds, while this member finishes
+        self._means: dict[int, torch.Tensor] = {}  # of the rounds since the last inner step
         self._buffers = [torch.zeros_like(one) for one in self._global]
         self._batches: deque[int] = deque(maxlen=every)  # of the last inner steps
         self._rounds = 0
         self._was_member = False
         self._lock = threading.Condition()  # of global parameters and momentum, which a thread may step
+
+    _counted = "round"
+
+    @property
+    def _made(self) -> int:
+        return self._rounds
 
     def _begin(self) -> None:
         """A member that joins once more adds what it has learned since it was away to what the others have.
@@ -308,6 +329,9 @@ class GlobalAlgorithm(Algorithm):
         """The fragment of the next round: all members have committed the same number."""
         return self._rounds % len(self._fragments)
 
+    def _before(self, tokens: int) -> None:
+        self._means.clear()
+
     def _after(self, tokens: int) -> None:
         self._batches.append(tokens)
 
@@ -327,8 +351,7 @@ class GlobalAlgorithm(Algorithm):
             stepped = nesterov(mean.numpy(), gradient.numpy(), buffer, rate=self._rate, momentum=self._momentum)
             self._global[place] = torch.from_numpy(stepped)
             self._rounds += 1
-            if self._means is not None:
-                self._means[place] = mean
+            self._means[place] = mean
 
     def _receive(self, place: int, *, keep: bool) -> None:
         """Move a fragment of the model to its global values; to keep what it learned, only as far as they moved."""
@@ -337,21 +360,15 @@ class GlobalAlgorithm(Algorithm):
         fragment.write(merged + change)
         self._held[place] = merged
 
-    @contextlib.contextmanager
-    def _finishing(self) -> Iterator[None]:
-        """Last exchanges of fragments: the model ends with their means.
+    def _end_with_means(self) -> None:
+        """Have the model hold the means of the exchanges since the last inner step.
 
         The outer step goes on from a mean in the direction of the steps before, for members that train on from there.
         Nobody does. Where they do later, the next exchange moves the model to the global values.
         """
-        self._means = {}
-        try:
-            yield
-            for place, merged in enumerate(self._global):
-                self._held[place] = self._means.get(place, merged)
-                self._fragments[place].write(self._held[place])
-        finally:
-            self._means = None
+        for place, merged in enumerate(self._global):
+            self._held[place] = self._means.get(place, merged)
+            self._fragments[place].write(self._held[place])
 
     def state_dict(self) -> dict[str, Any]:
         """See `Algorithm`. Vectors are in the model's order, so another number of fragments may go on from it."""
@@ -372,6 +389,7 @@ class GlobalAlgorithm(Algorithm):
         with self._lock:
             self._global = self._by_fragment(state["global"])
             self._buffers = self._by_fragment(state["buffer"])
+            self._means.clear()
             self._rounds = int(state["rounds"])
 
     def _write_global(self) -> None:

@@ -14,6 +14,7 @@ its parameters on top of what it receives, and is part of the next snapshot: not
 
 from __future__ import annotations
 
+import logging
 import statistics
 import threading
 import time
@@ -27,11 +28,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from hive_qos.errors import TimedOutError
 from integrations.volatile import outer
 from integrations.volatile.algorithm import GlobalAlgorithm, Layout
 from transport.collectives.reduce_op import ReduceOp
 from transport.volatile.group import VolatileGroup
 
+_log = logging.getLogger("integrations.volatile")
 RATE_STEPS = 16
 """Steps over which a member measures its rate: enough that one slow step does not halve it."""
 IDLE_S = 0.1
@@ -126,8 +129,7 @@ class AsyncDiLoCo(GlobalAlgorithm):
         self._hurry.set()
         if self._thread is not None:
             self._thread.shutdown()
-            for place, merged in self._arrived.items():  # else what is in them would count again in the next group
-                self._take(place, merged)
+            self._take_arrived()  # else what is in them would count again in the next group
         self._thread = self._merging = None
 
     def _alike(self) -> dict[str, Any]:
@@ -149,11 +151,7 @@ class AsyncDiLoCo(GlobalAlgorithm):
     def _meet_merges(self) -> None:
         """Receive what was merged, and leave snapshots of what comes next."""
         self._raise_failure()
-        with self._lock:
-            arrived, self._arrived = self._arrived, {}
-            rounds = self._rounds
-        for place, merged in arrived.items():
-            self._take(place, merged)
+        rounds = self._take_arrived()
         # As many merges as since the last look may come before the next one, and one that begins with it.
         ahead = min(rounds - self._rounds_seen + 1, len(self._fragments))
         self._rounds_seen = rounds
@@ -165,6 +163,15 @@ class AsyncDiLoCo(GlobalAlgorithm):
         with self._lock:
             self._snapshots.update(made)
             self._lock.notify_all()
+
+    def _take_arrived(self) -> int:
+        """Receive what was merged; how many merges there were."""
+        with self._lock:
+            arrived, self._arrived = self._arrived, {}
+            rounds = self._rounds
+        for place, merged in arrived.items():
+            self._take(place, merged)
+        return rounds
 
     def _take(self, place: int, merged: _Merged) -> None:
         fragment, taken = self._fragments[place], merged.taken
@@ -191,22 +198,34 @@ class AsyncDiLoCo(GlobalAlgorithm):
     def _raise_failure(self) -> None:
         _ = self._group  # raises where this member has not joined
         if self._merging is not None and self._merging.done():
-            self._merging.result()
+            merging, self._merging = self._merging, None  # a caller that goes on begins to merge again
+            self._take_arrived()
+            merging.result()
 
     # The thread that merges.
 
     def _merge_in_turn(self, group: VolatileGroup) -> None:
         while self._inner < self._interval and not self._rounds and not self._hurry.is_set():
             self._hurry.wait(IDLE_S)
+        waits = False
         while not self._closing:
             began_s = time.monotonic()
             place = self._place
             snapshot = self._newest(place)
             sums = self._contribution(place, snapshot)
             quorum = self._quorum(with_all=self._hurry.is_set())
-            self.last = group.all_reduce(
-                sums, ReduceOp.SUM, quorum=quorum, compression=self.compression, feedback=place
-            )
+            try:
+                self.last = group.all_reduce(
+                    sums, ReduceOp.SUM, quorum=quorum, compression=self.compression, feedback=place
+                )
+            except TimedOutError as error:
+                if self._hurry.is_set():
+                    raise
+                if not waits:
+                    _log.warning("nothing is merged, and training goes on: %s", error)
+                waits = True
+                continue
+            waits = False
             with self._lock:
                 if not self.last.applied:
                     self._apply(sums)

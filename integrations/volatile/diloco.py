@@ -71,10 +71,10 @@ class DiLoCo(GlobalAlgorithm):
         self._step(mean, self._global[0] - mean)
 
     def finish(self) -> None:
-        """A last meeting, of what was learned since the one before; a second one at once would be momentum alone."""
-        with self._finishing():
-            if self._inner % self.every:
-                self.meet(with_all=True)
+        """A last meeting, unless one has followed the last step: a second one at once would be momentum alone."""
+        if self._inner % self.every or (self.last is not None and not self.last.contributed):
+            self.meet(with_all=True)
+        self._end_with_means()
 
 
 class LocalSGD(DiLoCo):

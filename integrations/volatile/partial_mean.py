@@ -10,13 +10,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from hive_qos.errors import MisuseError
 from integrations.volatile.algorithm import Algorithm, Layout, weighted, weighted_layout, weighted_mean
 from integrations.volatile.fragments import Fragment
+
+
+class Stateful(Protocol):
+    """Such as a learning-rate scheduler."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> object: ...
 
 
 class PartialMean(Algorithm):
@@ -26,7 +34,9 @@ class PartialMean(Algorithm):
         parameters: of the model.
         optimizer: of the same parameters. A member that joins begins with the others' state of it, and repeats steps of
             theirs by its `step()` alone. So what else is done to gradients or the rate belongs into a hook of it
-            (`register_step_pre_hook`), such as clipping.
+            (`register_step_pre_hook`), such as clipping, or a step of a learning-rate scheduler.
+        also: what those hooks use that has a state of its own (`state_dict`), such as the scheduler. All members have
+            it alike, and who joins begins with the others'.
         compression: of the gradients: "int4", "int8", "bfloat16" or "" for none; what it leaves out is sent later.
         quorum: with so many gradients, and more than half of all, a step does not wait for a late one; 0 waits for all.
     """
@@ -36,11 +46,13 @@ class PartialMean(Algorithm):
         parameters: Iterable[torch.nn.Parameter],
         *,
         optimizer: torch.optim.Optimizer,
+        also: Iterable[Stateful] = (),
         compression: str = "",
         quorum: int = 0,
     ) -> None:
         super().__init__(parameters)
-        self._optimizer = optimizer
+        self._optimizer, self._also = optimizer, list(also)
+        self._steps_made = 0
         self._steps = False
         """The optimiser has begun a step, and not ended it."""
         optimizer.register_step_pre_hook(lambda *_: self._stepping(begins=True))
@@ -54,6 +66,7 @@ class PartialMean(Algorithm):
         self._steps = begins
         if not begins:
             self._due = None
+            self._steps_made += 1
 
     def _before(self, tokens: int) -> None:
         own = weighted(self._all.read_gradients(), tokens)
@@ -107,15 +120,31 @@ class PartialMean(Algorithm):
 
     def state_dict(self) -> dict[str, Any]:
         """See `Algorithm`. It has the optimiser's state, which all members share, on the host."""
-        return {"parameters": self._all.read(), "optimizer": _on_host(self._optimizer.state_dict())}
+        return {
+            "parameters": self._all.read(),
+            "optimizer": _on_host(self._optimizer.state_dict()),
+            "also": [_on_host(one.state_dict()) for one in self._also],
+            "steps": self._steps_made,
+        }
+
+    _counted = "step"
+
+    @property
+    def _made(self) -> int:
+        return self._steps_made
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._require_apart()
         self._take_shared_state(state)
 
     def _alike(self) -> dict[str, Any]:
-        optimizer = type(self._optimizer).__name__
-        own = {"optimizer": optimizer, "compression": self.compression, "torch": torch.__version__.partition("+")[0]}
+        optimizer, also = type(self._optimizer).__name__, [type(one).__name__ for one in self._also]
+        own = {
+            "optimizer": optimizer,
+            "also": also,
+            "compression": self.compression,
+            "torch": torch.__version__.partition("+")[0],
+        }
         return {**super()._alike(), **own}  # another torch's optimizer may compute other bits of the same gradients
 
     def _take_shared_state(self, state: Mapping[str, Any]) -> None:
@@ -125,8 +154,10 @@ class PartialMean(Algorithm):
             self._optimizer.load_state_dict(dict(state["optimizer"]))
         except ValueError as error:  # parameters in other groups
             raise MisuseError(f"this state is of another optimizer: {error}") from error
+        for one, held in zip(self._also, state["also"], strict=True):
+            one.load_state_dict(held)
         self._all.write(state["parameters"])
-        self._due = None
+        self._due, self._steps_made = None, int(state["steps"])
 
     def _state_bytes(self) -> bytes | None:
         return None if self._due is not None else super()._state_bytes()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from patience import wait_until
@@ -57,7 +58,7 @@ class Worker:
 
     Args:
         fragments: in turn each step is of so many of the first weights; () for steps of all of them.
-        wishes: arguments of `VolatileGroup`, and `quorum` of its all-reduce.
+        wishes: arguments of `VolatileGroup`, and `quorum` and `compression` of its all-reduce.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Worker:
     ) -> None:
         self._fragments = fragments or (size,)
         self.name, self._store, self._follows, self._apply_s, self._engine = name, store, follows, apply_s, engine
-        self._quorum = int(str(wishes.pop("quorum", 0)))
+        self._how: dict[str, Any] = {"quorum": wishes.pop("quorum", 0), "compression": wishes.pop("compression", "")}
         self._wishes = wishes
         self.weights = np.zeros(size, np.float32)
         self.part = np.ones(size, np.float32)
@@ -149,7 +150,7 @@ class Worker:
                         return
                     part = self.part[: self._elems(self.group.step + 1)]
                     change = part * (1.0 + sum(self.name.encode()) % 7)
-                    met = self.group.all_reduce(change, quorum=self._quorum)
+                    met = self.group.all_reduce(change, feedback="weights", **self._how)
                     joined_again = not met.members
                     assert met.applied == (joined_again or part.size != self._elems(met.step))
                     if not met.applied:

@@ -195,6 +195,8 @@ class Control:
             if not self.connects(view):
                 return None
             before, self._some = self._some, self.links.present.subgroup(members, name)
+            if self.group is not None:
+                self._some.share_feedback(self.group)
         if before is not None:
             before.close()
         return self._some
@@ -476,7 +478,7 @@ class Control:
             self.group = mesh.subgroup(view.workers, f"{view.epoch}")
         known = before.members if before is not None else ()
         if view.pause:
-            self.shelf.clear(view.base_step)
+            self.shelf.drop_state(view.base_step)
         if set(view.joining) - set(known) and not self.shelf.has_state():
             self.shelf.begin(view.base_step)
         self._first.entered(view)

@@ -283,8 +283,8 @@ class Steps:
         _log.warning("results of step %d differ%s: %s", differ.step, f", {odd} is odd" if odd else "", shown)
         if self._member in differ.odd:
             reason = (
-                f"its result of step {differ.step} is not that of the others ({shown}): this machine computes wrong, or "
-                "one of theirs, which sent it a part of the sum"
+                f"its result of step {differ.step} is not that of the others ({shown}): this machine computes wrong, "
+                "or one that has sent it a part of the sum"
             )
             self._control.fail(PeerError(str(self._member), reason))
 

@@ -143,6 +143,17 @@ def test_a_joiner_of_another_model_or_for_a_state_too_large_ends_alone(start: Ca
     until(lambda: works(first, "a") and not first.group.view.joining)
 
 
+def test_two_processes_of_one_name_train_as_two_members_and_the_newcomer_is_warned(
+    start: Callable[..., Worker], caplog: pytest.LogCaptureFixture
+) -> None:
+    store = MemoryStore()
+    first, second = start("a", store), start("a", store)
+    with caplog.at_level(logging.WARNING):
+        until(lambda: first.allow() or second.allow() or works(first, "a", "a") or works(second, "a", "a"))
+    assert "another member of job job is called a: names should differ" in caplog.text
+    agree(first, second)
+
+
 def test_a_learner_whose_workers_are_all_gone_ends(start: Callable[..., Worker]) -> None:
     store = MemoryStore()
     first = start("a", store)

@@ -31,6 +31,23 @@ def test_a_late_part_is_left_out_and_its_member_takes_the_result(start: Callable
     agree(*members)
 
 
+def test_what_compression_leaves_out_counts_later_also_in_steps_without_a_late_part(
+    start: Callable[..., Worker],
+) -> None:
+    members = trio(start, MemoryStore(), quorum=2, size=16_384, compression="int4")
+    step_together(members, 8)
+    for one in members:
+        one.part[::2] = 0.06  # too little for a level of 4 bits beside a part of 1
+    before = members[0].weights.copy()
+    for one in members[:2]:
+        one.allow(4)
+    until(lambda: all(one.step == 13 for one in members[:2]))
+    assert all(len(met.members) == 2 for met in members[0].met[-4:])
+    grown = members[0].weights - before
+    assert grown[::2].mean() > 0.5 * 0.06 * grown[1::2].mean()
+    agree(*members)
+
+
 def catch_up(late: Worker, step: int) -> None:
     """In one call, or more where the view changes meanwhile."""
     while late.step < step:

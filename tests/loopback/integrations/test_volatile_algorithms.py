@@ -370,6 +370,12 @@ def test_a_meeting_waits_for_a_member_that_lives_as_long_as_join_was_told(make: 
     in_threads(2, run)
 
 
+def at_round(algorithm: DiLoCo) -> DiLoCo:
+    """With a checkpoint of a run that went farther than the test's goes."""
+    algorithm.load_state_dict(algorithm.state_dict() | {"rounds": 10_000})
+    return algorithm
+
+
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
@@ -379,8 +385,9 @@ def test_a_meeting_waits_for_a_member_that_lives_as_long_as_join_was_told(make: 
         (lambda network: DiLoCo(network.parameters(), quorum=2), r"quorum=0.* by DiLoCo\(.*quorum=2"),
         (lambda network: DiLoCo([network.parameters().__next__()]), r"fragments=\[577\].*fragments=\[512\]"),
         (lambda network: A2CiD2(network.parameters()), r"by DiLoCo\(.*, and this member by A2CiD2\("),
+        (lambda network: at_round(DiLoCo(network.parameters(), every=1)), r"at round \d+, and the checkpoint .* 10000"),
     ],
-    ids=["AsyncDiLoCo", "LocalSGD", "rate", "quorum", "model", "A2CiD2"],
+    ids=["AsyncDiLoCo", "LocalSGD", "rate", "quorum", "model", "A2CiD2", "newer checkpoint"],
 )
 def test_who_joins_with_another_algorithm_is_refused_and_the_others_go_on(
     make: Callable[[torch.nn.Module], Algorithm], reason: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
+import pytest
 import torch
 from patience import wait_until
 from volatile_members import SETTINGS, flat, in_threads, learn, model, register, sgd, step_once
@@ -43,6 +44,29 @@ def test_an_async_member_that_is_stuck_in_a_step_keeps_nobody_from_training_or_m
     assert torch.equal(ends[0], ends[1])
     assert torch.equal(flat(networks[0]), flat(networks[1]))
     assert not torch.equal(ends[0], flat(model()))
+
+
+def test_an_async_member_trains_on_while_no_merge_comes_to_an_end(caplog: pytest.LogCaptureFixture) -> None:
+    networks, where, begins = [model() for _ in range(SIZE)], register(), threading.Event()
+    ends: list[torch.Tensor] = []
+
+    def run(rank: int) -> None:
+        network = networks[rank]
+        inner, algorithm = sgd(network), AsyncDiLoCo(network.parameters(), every=2, fragments=2)
+        with algorithm.join(where, name=f"member-{rank}", members_min=SIZE, settings=SETTINGS, timeout_s=0.3):
+            if rank == 1:
+                assert begins.wait(60.0)  # as one that compiles, or downloads what it learns from
+                step_once(network, inner, algorithm)
+            else:
+                wait_until(lambda: step_once(network, inner, algorithm) or "nothing is merged" in caplog.text)
+                begins.set()
+                wait_until(lambda: step_once(network, inner, algorithm) or algorithm.state_dict()["rounds"])
+            algorithm.finish()
+            ends.append(algorithm.state_dict()["global"])
+
+    in_threads(SIZE, run)
+    assert caplog.text.count("nothing is merged, and training goes on") <= 2
+    assert torch.equal(ends[0], ends[1])
 
 
 def test_what_comes_too_late_for_an_async_merge_is_in_a_later_one() -> None:

@@ -107,17 +107,26 @@ def test_who_ends_with_a_meeting_does_not_meet_again_and_who_has_learned_since_d
     network = model()
     algorithm = DiLoCo(network.parameters(), every=2)
     inner = torch.optim.SGD(network.parameters(), lr=0.1)
-    ends: list[tuple[int, torch.Tensor]] = []
-    for steps in (4, 3):
+    learned: list[torch.Tensor] = []
+    inner.register_step_post_hook(lambda *_: learned.append(flat(network)))
+    for steps, rounds in ((4, 2), (3, 4)):
+        train(algorithm, network, inner, register(), steps=steps, after=lambda _: algorithm.finish())
+        assert algorithm.state_dict()["rounds"] == rounds
+        assert torch.equal(flat(network), learned[-1])  # the mean of one's own parameters
 
-        def end(_: VolatileGroup) -> None:
-            before = flat(network)
-            algorithm.finish()
-            ends.append((algorithm.state_dict()["rounds"], flat(network) - before))
 
-        train(algorithm, network, inner, register(), steps=steps, after=end)
-    assert [rounds for rounds, _ in ends] == [2, 4]
-    assert not any(change.any() for _, change in ends)  # the mean of one's own parameters
+def test_who_ends_with_a_regular_meeting_holds_what_those_hold_who_end_between_two() -> None:
+    networks, where = [model() for _ in range(2)], register()
+
+    def run(rank: int) -> None:
+        algorithm, steps = DiLoCo(networks[rank].parameters(), every=4), 8 - rank
+        inner = sgd(networks[rank])
+        train(
+            algorithm, networks[rank], inner, where, rank=rank, size=2, steps=steps, after=lambda _: algorithm.finish()
+        )
+
+    in_threads(2, run)
+    assert torch.equal(flat(networks[0]), flat(networks[1]))
 
 
 @pytest.mark.parametrize("kind", [DiLoCo, StreamingDiLoCo])

@@ -20,9 +20,12 @@ from volatile_members import (
     register,
     sgd,
     step_beside_a_slower_one,
+    step_once,
+    step_until,
     train_on_unequal_batches,
 )
 
+from hive_qos.errors import PeerError
 from integrations.volatile import PartialMean
 from transport.collectives.problem import SMALL_BYTES
 from transport.volatile.group import VolatileGroup
@@ -170,3 +173,72 @@ def test_a_reduction_of_the_callers_own_that_waits_for_all_meets_a_late_member_i
     assert any(late)
     assert sums == [[1.0] * rounds] * size, "the mean of 0, 1 and 2"
     assert all(torch.equal(flat(networks[0]), flat(one)) for one in networks)
+
+
+def test_who_joins_has_the_state_of_the_scheduler_that_a_hook_steps() -> None:
+    where, alone, together = register(), 5, 3
+    networks = [model() for _ in range(SIZE)]
+    seen: list[dict[int, torch.Tensor]] = [{} for _ in range(SIZE)]
+    trained = threading.Event()
+
+    def run(rank: int) -> None:
+        inner = sgd(networks[rank])
+        scheduler = torch.optim.lr_scheduler.LambdaLR(inner, lambda step: 1.0 / (1.0 + step))
+        inner.register_step_post_hook(lambda *_: scheduler.step())
+        algorithm = PartialMean(networks[rank].parameters(), optimizer=inner, also=[scheduler])
+        assert rank == 0 or trained.wait(60.0)
+        with algorithm.join(where, name=f"member-{rank}", settings=SETTINGS):
+
+            def step() -> None:
+                step_once(networks[rank], inner, algorithm)
+                assert algorithm.last is not None
+                seen[rank][algorithm.last.step] = flat(networks[rank])
+
+            for _ in range(alone if rank == 0 else together):
+                step()
+            trained.set()
+            wait_until(lambda: rank == 1 or len(seen[1]) >= together or step())
+
+    in_threads(SIZE, run)
+    assert all(torch.equal(values, seen[0][number]) for number, values in seen[1].items())
+
+
+class OfAnotherTorch(PartialMean):
+    def _alike(self) -> dict[str, Any]:
+        return super()._alike() | {"torch": "2.13.0"}
+
+
+class Newer(PartialMean):
+    """With a checkpoint of a run that went farther than the test's goes."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.load_state_dict(self.state_dict() | {"steps": 10_000})
+
+    def _described(self) -> str:
+        return super()._described().replace("Newer", "PartialMean")
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [(OfAnotherTorch, r"torch='2\.13\.0'"), (Newer, r"at step \d+, and the checkpoint .* at 10000: start first who")],
+)
+def test_who_joins_with_another_torch_or_a_newer_checkpoint_is_refused(kind: type[PartialMean], reason: str) -> None:
+    where, begun, ended = register(), threading.Event(), threading.Event()
+
+    def run(rank: int) -> None:
+        network = model()
+        inner = sgd(network)
+        if rank == 1:
+            algorithm = kind(network.parameters(), optimizer=inner)
+            assert begun.wait(60.0)
+            with pytest.raises(PeerError, match=reason), algorithm.join(where, name="other", settings=SETTINGS):
+                pass
+            ended.set()
+            return
+        algorithm = PartialMean(network.parameters(), optimizer=inner)
+        with algorithm.join(where, name="member", settings=SETTINGS):
+            begun.set()
+            step_until(ended, lambda: step_once(network, inner, algorithm), pause_s=0.02)
+
+    in_threads(SIZE, run)

@@ -59,6 +59,11 @@ class Shelf:
         with self._lock:
             self._head, self.wanted = max(self._head, head), True
 
+    def drop_state(self, head: int) -> None:
+        """Who learns could not follow from it, and takes another one. Results stay, for workers that are late."""
+        with self._lock:
+            self._state, self._head = None, head
+
     def clear(self, head: int) -> None:
         """Nobody learns what was before."""
         with self._lock:
