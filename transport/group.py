@@ -26,6 +26,7 @@ from transport.collectives.error_feedback import ErrorFeedback
 from transport.collectives.membership import check_group_name
 from transport.collectives.reduce_op import ReduceOp
 from transport.engine.base import Priority
+from transport.inspection import jobs
 from transport.work import Work
 
 if TYPE_CHECKING:
@@ -429,12 +430,13 @@ class Group:
         """Let this rank say more of itself where `hive-qos job` asks: `more` is called in the transport's thread."""
         self._runtime.describe_more = more
 
-    def survey(self, *, whole: bool = True, limit_s: float = 2.0) -> dict[str, object]:
-        """What all ranks of the connected group, or this one, say of themselves within so many seconds each.
+    def survey(self, want: str = jobs.GROUP, *, limit_s: float = 2.0) -> dict[str, object]:
+        """What all ranks of the connected group say of themselves, each within so many seconds: `hive-qos job --json`.
 
-        It is what `hive-qos job --json` shows.
+        Args:
+            want: another document instead (`transport.inspection.jobs.ask`).
         """
-        return self._runtime.answer(whole, limit_s)
+        return self._runtime.answer(want, limit_s)
 
     def lost_ranks(self) -> dict[int, str]:
         """The ranks of this group that are known to be gone, and why."""

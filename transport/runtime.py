@@ -36,7 +36,7 @@ from transport.collectives.planning.link_rates import LinkRates, LinkReport, tog
 from transport.control_messages import ControlMessages
 from transport.engine.base import ConnectionStatistics, Engine, Event, Priority
 from transport.event_loop import EventLoop
-from transport.inspection import links
+from transport.inspection import jobs, links
 from transport.inspection.member_socket import MemberSocket
 from transport.inspection.survey import Survey
 from transport.mesh.address_watcher import AddressWatcher
@@ -396,11 +396,14 @@ class Runtime:
         planner = self._groups.open(group).planner
         return {} if planner is None else planner.explain()
 
-    def answer(self, whole: bool, limit_s: float) -> dict[str, object]:
-        """What this rank says of itself, or of the whole group: each rank has so many seconds. From any thread but the
-        loop's."""
+    def answer(self, want: str, limit_s: float) -> dict[str, object]:
+        """As `jobs.ask`; each rank has so many seconds. From any thread but the loop's."""
+        if want == jobs.PLANS:
+            names = [name for name, one in list(self._groups.by_name.items()) if one.planner and not one.closed]
+            plans = [{"group": name, **self.explain(name)} for name in names[:SHOWN_MAX]]
+            return {"job": self._settings.job, "rank": self.rank, "groups": plans}
         own = None if self._closed else self._survey.own(limit_s=limit_s)
-        if not whole:
+        if want != jobs.GROUP:
             return {"job": self._settings.job, "rank": self.rank, "id": self._id} if own is None else dict(own)
         if own is None:
             silent = [{"rank": self.rank, "why": "its transport's thread does not answer"}]

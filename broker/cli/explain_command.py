@@ -53,6 +53,9 @@ def explain_collective(
             "--from", help="Show what a rank measured and did: a JSON file of Group.explain().", dir_okay=False
         ),
     ] = None,
+    job: Annotated[
+        str | None, typer.Option("--job", help="Show what a rank on this host of that running job measured and did.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show which algorithms a collective could take, how long each would, and why one is taken.
@@ -64,8 +67,12 @@ def explain_collective(
       hive-qos explain-collective all_reduce --bandwidth "100,100,100,25 Mbit/s"
       hive-qos explain-collective --bytes "16 MiB" --sites 2,2 --site-bandwidth "100 Mbit/s"
       hive-qos explain-collective reduce_scatter --compression int8
+      hive-qos explain-collective --job llm
       hive-qos explain-collective --from rank-0.json
     """
+    if job is not None:
+        _show_running(job, as_json=as_json)
+        return
     if snapshot is not None:
         document = _read(snapshot)
         try:
@@ -111,6 +118,33 @@ def explain_collective(
         },
         as_json=as_json,
     )
+
+
+def _show_running(job: str, *, as_json: bool) -> None:
+    """Ask a rank of a job on this host, as `hive-qos job` does, and show its groups' plans."""
+    from hive_qos.errors import PeerError, TransportError
+    from hive_qos.text import printable
+    from transport.inspection import jobs
+
+    members = jobs.members()
+    path = next((path for path, one in members if str(one.get("job")) == job), None)
+    if path is None:
+        others = ", ".join(sorted({printable(str(one.get("job"))) for _, one in members}))
+        reason = f"no rank of it answers on this host; {f'there are {others}' if others else 'no job runs here'}"
+        raise ConfigurationError("--job", job, reason)
+    try:
+        document = jobs.ask(path, jobs.PLANS)
+        groups = document["groups"]
+    except OSError as error:  # it answered a moment ago
+        raise TransportError(f"the rank of job {job} that was asked has ended: {error}") from error
+    except KeyError as error:
+        raise PeerError(str(path), "it tells no plans: its hive-qos is older than this one") from error
+    if as_json:
+        sys.stdout.write(json.dumps(document) + "\n")
+        return
+    for number, one in enumerate(groups):
+        typer.echo(f"{chr(10) if number else ''}group {printable(str(one['group']))}, rank {document['rank']} asked")
+        _show(one, as_json=False)
 
 
 def _network(

@@ -25,6 +25,8 @@ ANSWER_BYTES_MAX = 64 * 2**20
 """Of a group of 1,000 members, each with its 256 links of 80 bytes and some."""
 OWN_S = 2.0
 """For what a member says of itself: its transport's thread may stand behind a collective's callbacks."""
+OWN, GROUP, PLANS = "own", "group", "plans"
+"""What a member is asked for: what it says of itself, what all members say, or `Group.explain` of its groups."""
 _FOLDER = ("hive-qos", "jobs")
 
 
@@ -80,10 +82,11 @@ def reachable(path: Path) -> Iterator[str]:
         os.close(folder)
 
 
-def ask(path: Path, *, whole: bool, limit_s: float = OWN_S) -> dict[str, Any]:
-    """The document of a member, or of its whole group.
+def ask(path: Path, want: str = OWN, *, limit_s: float = OWN_S) -> dict[str, Any]:
+    """The document of a member, of its whole group, or of its groups' plans.
 
     Args:
+        want: `OWN`, `GROUP` or `PLANS`.
         limit_s: so long the member may take with itself and each of the others.
 
     Raises:
@@ -95,7 +98,7 @@ def ask(path: Path, *, whole: bool, limit_s: float = OWN_S) -> dict[str, Any]:
         sock.settimeout(limit_s + OWN_S)
         with reachable(path) as name:
             sock.connect(name)
-        sock.sendall(json.dumps({"want": "group" if whole else "own", "limit_s": limit_s}).encode() + b"\n")
+        sock.sendall(json.dumps({"want": want, "limit_s": limit_s}).encode() + b"\n")
         held = bytearray()
         while data := sock.recv(2**18):
             held += data
@@ -119,7 +122,7 @@ def members() -> list[tuple[Path, dict[str, Any]]]:
     found = []
     for path in sockets():
         with contextlib.suppress(OSError, PeerError):
-            found.append((path, ask(path, whole=False)))
+            found.append((path, ask(path)))
     return found
 
 

@@ -1,4 +1,4 @@
-"""The Unix socket of one member of a job, at which `hive-qos job` asks (`transport.inspection.jobs`)."""
+"""The Unix socket of one member of a job, at which commands of `hive-qos` ask (`transport.inspection.jobs`)."""
 
 from __future__ import annotations
 
@@ -30,11 +30,10 @@ class MemberSocket:
 
     Args:
         job, name: of the member; the file's name begins with them.
-        answer: the document of this member, or (True) of its whole group within so many seconds. Called in the
-            socket's thread.
+        answer: the document that is wanted (`jobs.ask`), within so many seconds. Called in the socket's thread.
     """
 
-    def __init__(self, *, job: str, name: str, answer: Callable[[bool, float], Mapping[str, object]]) -> None:
+    def __init__(self, *, job: str, name: str, answer: Callable[[str, float], Mapping[str, object]]) -> None:
         self._answer = answer
         self._process = os.getpid()
         self._socket: socket.socket | None = None
@@ -90,7 +89,7 @@ class MemberSocket:
             raise ValueError("no object")
         limit_s = asked.get("limit_s")
         limit_s = min(float(limit_s), LIMIT_S_MAX) if isinstance(limit_s, (int, float)) and limit_s > 0 else PATIENCE_S
-        sock.sendall(json.dumps(self._answer(asked.get("want") == "group", limit_s)).encode() + b"\n")
+        sock.sendall(json.dumps(self._answer(str(asked.get("want")), limit_s)).encode() + b"\n")
 
 
 def _listening(path: Path) -> socket.socket:

@@ -126,7 +126,7 @@ def _groups(members: Sequence[tuple[Path, dict[str, Any]]], limit_s: float) -> l
         if "id" in own and str(own["id"]) in seen:
             continue
         try:
-            found = jobs.ask(path, whole=True, limit_s=limit_s)
+            found = jobs.ask(path, jobs.GROUP, limit_s=limit_s)
         except (OSError, PeerError) as problem:  # it answered a moment ago
             found = {"members": [own], "silent": [{"why": f"the rank that was asked ended: {problem}"}]}
         listed = found.get("members")

@@ -59,7 +59,7 @@ def test_any_rank_tells_of_all_with_who_waits_for_whom(ranks: list[Group], folde
     works = [group.allreduce(tensor) for group, tensor in zip(ranks[:2], tensors, strict=False)]
     for path in sorted(folder.iterdir()):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        found = wait_until(lambda path=path: _all_wait(jobs.ask(path, whole=True)))
+        found = wait_until(lambda path=path: _all_wait(jobs.ask(path, jobs.GROUP)))
         assert found["silent"] == []
         assert {one["rank"]: one["groups"][0]["called"] for one in found["members"]} == {0: 2, 1: 2, 2: 1}
         for one in found["members"]:
@@ -67,6 +67,11 @@ def test_any_rank_tells_of_all_with_who_waits_for_whom(ranks: list[Group], folde
             assert all(link["rtt_s"] > 0 for link in one["links"])
             # Two thirds of 400 kB, sent to be added and back, in a byte and a bit a value instead of four.
             assert 350_000 < one["saved_bytes"] < 400_000
+    explained = CliRunner().invoke(app, ["explain-collective", "--job", "llm"]).output
+    assert "group default, rank " in explained
+    assert "all_reduce of 390.6 KiB as int8, 1 times" in explained
+    no_such = CliRunner().invoke(app, ["explain-collective", "--job", "other"])
+    assert (no_such.exit_code, "answers on this host; there are llm" in no_such.output) == (3, True)
     wait_until(lambda: "it has not begun that" in " ".join(CliRunner().invoke(app, ["job"]).output.split()))
     ranks[2].allreduce(tensors[2]).wait()
     for work in works:
@@ -89,7 +94,7 @@ def test_a_rank_that_does_not_answer_in_time_is_named(ranks: list[Group], folder
 
     ranks[1]._runtime._loop.call(stand_still)  # as a rank that is stopped, or swaps
     try:
-        found = jobs.ask(next(iter(sorted(folder.iterdir()))), whole=True, limit_s=0.5)
+        found = jobs.ask(next(iter(sorted(folder.iterdir()))), jobs.GROUP, limit_s=0.5)
         assert [one["rank"] for one in found["members"]] == [0, 2]
         assert found["silent"] == [{"rank": 1, "why": "it did not answer within 0.5 s"}]
     finally:
@@ -97,7 +102,7 @@ def test_a_rank_that_does_not_answer_in_time_is_named(ranks: list[Group], folder
     ranks[2].close()
     assert len(list(folder.iterdir())) == 2
     path = next(iter(sorted(folder.iterdir())))
-    wait_until(lambda: [one["rank"] for one in jobs.ask(path, whole=True)["silent"]] == [2])
+    wait_until(lambda: [one["rank"] for one in jobs.ask(path, jobs.GROUP)["silent"]] == [2])
 
 
 def test_two_runs_of_one_name_are_two_groups_and_closed_ones_are_gone(folder: Path) -> None:
@@ -117,9 +122,7 @@ def test_sockets_of_killed_processes_are_swept_and_strange_questions_are_not_ans
     with jobs.reachable(folder / "dead.sock") as name:
         dead.bind(name)
     dead.close()
-    living = MemberSocket(
-        job="a/../b", name="\x00é", answer=lambda whole, limit_s: {"whole": whole, "limit_s": limit_s}
-    )
+    living = MemberSocket(job="a/../b", name="\x00é", answer=lambda want, limit_s: {"want": want, "limit_s": limit_s})
     try:
         assert living.path is not None
         assert list(folder.iterdir()) == [living.path]
@@ -129,8 +132,8 @@ def test_sockets_of_killed_processes_are_swept_and_strange_questions_are_not_ans
                 sock.connect(name)
                 sock.sendall(question)
                 sock.shutdown(socket.SHUT_WR)
-                assert (b"false" in sock.recv(1000)) == (b"want" in question)
-        assert jobs.ask(living.path, whole=True, limit_s=1e9 - 1.0) == {"whole": True, "limit_s": 30.0}
+                assert (b"limit_s" in sock.recv(1000)) == (b"want" in question)
+        assert jobs.ask(living.path, jobs.GROUP, limit_s=1e9 - 1.0) == {"want": "group", "limit_s": 30.0}
     finally:
         living.close()
     living.close()
@@ -152,7 +155,7 @@ def test_what_answers_without_being_a_member_is_refused(folder: Path) -> None:
         thread = threading.Thread(target=answer)
         thread.start()
         with pytest.raises(PeerError, match="no document of a member"):
-            jobs.ask(folder / "other.sock", whole=False)
+            jobs.ask(folder / "other.sock")
         thread.join(30.0)
 
 
@@ -174,7 +177,7 @@ def test_one_that_never_ends_its_answer_keeps_nobody(folder: Path, monkeypatch: 
         thread.start()
         try:
             with pytest.raises(TimeoutError):
-                jobs.ask(folder / "slow.sock", whole=False, limit_s=0.5)
+                jobs.ask(folder / "slow.sock", limit_s=0.5)
         finally:
             given_up.set()
             thread.join(30.0)
@@ -208,7 +211,7 @@ def test_a_folder_that_others_can_write_is_not_taken(tmp_path: Path, monkeypatch
     monkeypatch.setattr(jobs, "own_folders", lambda: [open_to_all / "hive-qos" / "jobs"])
     with pytest.raises(FileNotFoundError):
         jobs.make_folder()
-    assert MemberSocket(job="a", name="b", answer=lambda whole, limit_s: {}).path is None
+    assert MemberSocket(job="a", name="b", answer=lambda want, limit_s: {}).path is None
     assert os.listdir(open_to_all) == []
     monkeypatch.setattr(jobs, "own_folders", lambda: [open_to_all])
     (open_to_all / "forged.sock").touch()

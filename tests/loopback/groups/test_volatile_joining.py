@@ -88,7 +88,7 @@ def test_any_member_tells_of_view_and_commits_of_all_as_soon_as_one_has_joined(
     for path in tmp_path.glob("hive-qos/jobs/*.sock"):
 
         def told(path: Path = path) -> dict[str, dict[str, Any]]:
-            found = [one.get("volatile", {}) for one in jobs.ask(path, whole=True)["members"]]
+            found = [one.get("volatile", {}) for one in jobs.ask(path, jobs.GROUP)["members"]]
             return {one["member"]: one for one in found if one.get("joining") == ["c"]}
 
         until(lambda told=told: sorted(told()) == ["a", "b", "c"])

@@ -31,6 +31,7 @@ def test_the_flight_recorder_has_hives_calls_and_groups(results: Results) -> Non
         assert result.exit_code == 0, result.output
         (report,) = result.reports
         calls = [[name, sizes] for name, sizes, _ in report["calls"]]
+        assert report["shown"] == [name for name, _ in calls]
         assert calls == [["hive:all_reduce", [[4]]], ["hive:all_to_all_single", [[2]]], ["hive:broadcast", [[5]]]]
 
 

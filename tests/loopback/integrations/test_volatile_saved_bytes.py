@@ -29,7 +29,7 @@ def test_members_that_meet_seldom_and_in_4_bits_tell_what_that_saves(
     def ask(_group: VolatileGroup) -> None:
         def all_sent() -> bool:
             for path in tmp_path.glob("hive-qos/jobs/*.sock"):
-                own = jobs.ask(path, whole=False)["volatile"]
+                own = jobs.ask(path)["volatile"]
                 told[own["member"]] = own
             # Each fragment has met five times, in half a byte a value.
             return all(one["sent_bytes"] > 5 * parameters / 2 for one in told.values())

@@ -94,9 +94,9 @@ class MemberReport:
         if self._tape is not None:
             self._tape.close()
 
-    def _answer(self, whole: bool, limit_s: float) -> Mapping[str, object]:
+    def _answer(self, want: str, limit_s: float) -> Mapping[str, object]:
         mesh, view = self._mesh(), self._state.view
-        found = mesh.group.survey(whole=whole, limit_s=limit_s)
+        found = mesh.group.survey(want, limit_s=limit_s)
         silent = found.get("silent")
         if not isinstance(silent, list):
             return found

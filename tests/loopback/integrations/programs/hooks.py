@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import sys
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -75,10 +77,16 @@ def recorded(rank: int, size: int) -> None:
     assert isinstance(pair, dist.ProcessGroup)
     dist.broadcast(data(rank, 5), 0, group=pair)
     trace = pickle.loads(c10d._dump_fr_trace(backend="hive"))
+    server = c10d._WorkerServer("127.0.0.1", 0)  # what torch's debug page asks on each rank
+    page = f"http://127.0.0.1:{server.port}/handler/fr_trace_json?backend=hive"
+    with urllib.request.urlopen(urllib.request.Request(page, method="POST"), timeout=30.0) as answer:
+        shown = json.load(answer)
+    server.shutdown()
     report(
         calls=[
             (entry["profiling_name"], entry["input_sizes"], entry["process_group"][1]) for entry in trace["entries"]
         ],
+        shown=[entry["profiling_name"] for entry in shown["entries"]],
         ranks=sorted(group["ranks"] for group in trace["pg_config"].values()),
     )
     dist.destroy_process_group()

@@ -151,7 +151,7 @@ def test_watching_survives_a_restart_of_the_job_and_the_start_of_another_one(mon
     llm, other = (Path("/run/0"), {"job": "llm"}), (Path("/run/1"), {"job": "other"})
     rounds = iter([[llm], [llm], [], [other], [other, llm]])
     monkeypatch.setattr("transport.inspection.jobs.members", lambda: next(rounds))
-    monkeypatch.setattr("transport.inspection.jobs.ask", lambda path, **_: {"members": [{"id": str(path)}]})
+    monkeypatch.setattr("transport.inspection.jobs.ask", lambda path, _want, **_: {"members": [{"id": str(path)}]})
     monkeypatch.setattr("time.sleep", lambda _s: None)
     done = RUN.invoke(app, ["job", "--json", "--watch"])
     assert isinstance(done.exception, StopIteration | RuntimeError)  # after the last round
