@@ -6,7 +6,7 @@
 
 Nobody waits for anybody's steps. What a member learns counts by how much it learned from, and how fast. Set
 HIVE_JOB_SECRET to the same secret for all of them. Ctrl-C lets a member leave before its time, and so do SIGTERM and
-`--leave-at 08:00`, wherever it is in a step.
+`--leave-at 08:00`, wherever it is in a step. `hive-qos job` shows all members, and who is late.
 """
 
 from __future__ import annotations

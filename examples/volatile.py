@@ -5,7 +5,7 @@
     python examples/volatile.py --store 10.0.0.1:29500 --name desk-2
 
 Training begins when there are two. Set HIVE_JOB_SECRET to the same secret for all of them. Ctrl-C and SIGTERM
-let a member leave; the others go on.
+let a member leave; the others go on. `hive-qos job --watch` on any of the machines shows who is late, and why.
 """
 
 from __future__ import annotations

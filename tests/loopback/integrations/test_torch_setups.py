@@ -18,6 +18,7 @@ SCENARIOS = {
     "in_a_file": 2,
     "beside_gloo": 3,
     "with_a_wrong_variable": 1,
+    "as_one_member": 2,
 }
 SCENARIOS_OF_2_15 = {"with_a_device_id": 3, "with_a_device_id_and_no_backend": 2}
 """Before, torch takes GPUs alone as a device_id."""
@@ -36,7 +37,7 @@ def results(run_ranks: RunRanks, tmp_path_factory: pytest.TempPathFactory) -> Re
 
 
 @pytest.mark.parametrize(
-    "scenario", [name for name in SCENARIOS if name not in ("beside_gloo", "with_a_wrong_variable")]
+    "scenario", [name for name in SCENARIOS if name not in ("beside_gloo", "with_a_wrong_variable", "as_one_member")]
 )
 def test_a_script_works(results: Results, scenario: str) -> None:
     for result in results[scenario]:
@@ -82,3 +83,14 @@ def test_groups_are_split_beside_a_gpu_on_torch_2_13(results: Results) -> None:
     for result in results["split_beside_a_gpu"]:
         assert result.exit_code == 0, result.output
         assert result.reports == [{"total": 2.0 if result.rank == 2 else 3.0, "device": "cuda:0"}]
+
+
+def test_ranks_of_a_site_are_one_member_and_end_with_the_others_model(results: Results) -> None:
+    told = []
+    for result in results["as_one_member"]:
+        assert result.exit_code == 0, result.output
+        leads, ended = result.reports
+        assert leads["leads"] == (result.rank == 0)
+        told.append(ended)
+    assert told[0]["parameters"] == told[0]["others"] == told[1]["parameters"]
+    assert told[0]["parameters"] != told[0]["at_first"]

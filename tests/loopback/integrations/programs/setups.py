@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).parent))
 from ranks import connect, report
+
+from integrations.volatile import DiLoCo, Site
+from transport.settings import Settings
+from transport.volatile.register.register import MemoryStore, Register
 
 
 def work(size: int) -> None:
     tensor = torch.ones(10)
     dist.all_reduce(tensor)
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+    model = DistributedDataParallel(torch.nn.Linear(4, 4))
     model(torch.ones(1, 4)).sum().backward()
     report(total=tensor[0].item(), gradient=model.module.weight.grad.sum().item())
 
@@ -121,3 +128,48 @@ def split_beside_a_gpu(rank: int, size: int) -> None:
         dist.all_reduce(tensor, group=pair)
     report(total=tensor[0].item(), device=str(dist.group.WORLD.bound_device_id))
     dist.destroy_process_group()
+
+
+def as_one_member(rank: int, size: int) -> None:
+    """A site of two ranks, with DDP inside, meets a member of one process, which is a thread beside its first rank."""
+    connect()
+    where = Register(MemoryStore(), job="sites", secret=b"0123456789abcdef")
+    site, alone = (_small_model() for _ in range(2))
+    algorithm = Site(DiLoCo(site.parameters(), every=3))
+    how: dict[str, Any] = {"members_min": 2, "settings": Settings(listen="127.0.0.1", broker="off")}
+
+    def train_alone() -> None:
+        diloco = DiLoCo(alone.parameters(), every=3)
+        with diloco.join(where, name="alone", **how):
+            _train(alone, diloco, first=2)
+
+    thread = threading.Thread(target=train_alone)
+    if rank == 0:
+        thread.start()
+    with algorithm.join(where, name="site", **how) as group:
+        _train(DistributedDataParallel(site), algorithm, first=rank)
+        report(leads=group is not None)
+    if rank == 0:
+        thread.join()
+    report(parameters=_flat(site), others=_flat(alone), at_first=_flat(_small_model()))
+    dist.destroy_process_group()
+
+
+def _small_model() -> torch.nn.Module:
+    torch.manual_seed(1)
+    return torch.nn.Linear(4, 2)
+
+
+def _flat(model: torch.nn.Module) -> list[float]:
+    return torch.cat([one.detach().reshape(-1) for one in model.parameters()]).tolist()
+
+
+def _train(model: torch.nn.Module, algorithm: Site | DiLoCo, *, first: int) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number in range(7):
+        inputs = torch.randn(4, 4, generator=torch.Generator().manual_seed(10 * number + first))
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        with algorithm.step(tokens=4):
+            optimizer.step()
+    algorithm.finish()

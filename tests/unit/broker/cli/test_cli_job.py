@@ -89,6 +89,13 @@ def test_members_that_committed_different_results_are_told() -> None:
     assert "step 41: abababababababab on a; cdcdcdcdcdcdcdcd on b\n" in texts[1]
 
 
+def test_what_members_wait_for_before_their_next_step_is_told_once_for_all_of_them() -> None:
+    waits = {"waits_for": "it waits for 1 more to join, as members_min is 3"}
+    both = [member(rank, called=8, volatile={**volatile(name), **waits}) for rank, name in enumerate("ab")]
+    text = " ".join(screen(*both).split())
+    assert text.count("a, b: it waits for 1 more to join, as members_min is 3") == 1
+
+
 def test_what_members_that_meet_seldom_have_sent_is_told_beside_what_ddp_would_have() -> None:
     traffic = {"sent_bytes": 2**20, "received_bytes": 2**20, "inner_steps": 400, "ddp_bytes": 100 * 2**20}
     both = [member(rank, called=8, volatile={**volatile(name), **traffic}) for rank, name in enumerate("ab")]

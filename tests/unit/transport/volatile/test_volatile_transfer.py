@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import threading
 import time
 from collections.abc import Callable
 
@@ -41,7 +42,7 @@ def manifest_of(step: int, tensors: list[memoryview]) -> Manifest:
 class Served:
     """A holder over a shelf; it answers at once, or with what `spoil` makes.
 
-    Never for a piece if `silent`, and to nothing if `dead`.
+    Never for a piece if `silent`, and to nothing if `dead`. With `takes_s` one piece leaves after the other.
     """
 
     def __init__(
@@ -53,10 +54,11 @@ class Served:
         silent: bool = False,
         dead: bool = False,
         spoil: Callable[[bytes], bytes] = bytes,
+        takes_s: float = 0.0,
     ) -> None:
         self.holder = Holder(member, self._question)
         self._shelf, self._lost_after, self._silent, self._spoil = shelf, lost_after, silent, spoil
-        self._dead = dead
+        self._dead, self._takes_s, self._free_s = dead, takes_s, 0.0
         self._answers = itertools.count()
         self.asked: list[int] = []
 
@@ -72,7 +74,12 @@ class Served:
         if next(self._answers) >= self._lost_after:
             work.finish(error=CancelledError("gone"))
         else:
-            work.finish(np.frombuffer(answer if index is None else self._spoil(answer), np.uint8))
+            said = np.frombuffer(answer if index is None else self._spoil(answer), np.uint8)
+            self._free_s = max(self._free_s, time.monotonic()) + (0.0 if index is None else self._takes_s)
+            if index is None or not self._takes_s:
+                work.finish(said)
+            else:
+                threading.Timer(self._free_s - time.monotonic(), work.finish, (said,)).start()
         return work
 
 
@@ -96,6 +103,15 @@ def test_a_state_comes_whole_from_several_holders_and_each_gives_some() -> None:
     assert bytes(fetch.data) == DATA
     assert fetch.what.step == 5
     assert set(fetch.given) == set(MEMBERS)
+
+
+def test_a_faster_holder_gives_more() -> None:
+    data = DATA * 4
+    slow = Served(MEMBERS[0], shelf_with(data=data), takes_s=0.05)
+    fetch, done = fetch_from(slow, Served(MEMBERS[1], shelf_with(data=data), takes_s=0.005))
+    assert done
+    assert bytes(fetch.data) == data
+    assert fetch.given[MEMBERS[1]] > 2 * fetch.given[MEMBERS[0]] > 0
 
 
 def test_a_piece_is_asked_of_one_holder_and_of_another_where_that_one_is_late() -> None:
