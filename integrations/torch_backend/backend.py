@@ -116,6 +116,15 @@ class HiveBackend(Methods, _Backend):  # type: ignore[misc]  # Any on purpose, s
         return child
 
     @raising_torch_errors
+    def merge(self, store: Any, opts: Any, rank: int, size: int) -> HiveBackend:
+        """A backend of the ranks of several groups. torch's own ProcessGroup calls it."""
+        timeout_s = opts._timeout.total_seconds()
+        merged = self.collectives.merged(store, rank=rank, size=size, group_name=opts.group_name, timeout_s=timeout_s)
+        child = HiveBackend(merged, beside_others=True)
+        keep(child)
+        return child
+
+    @raising_torch_errors
     def shrink(self, ranks_to_exclude: Sequence[int], shrink_flags: int = 0, opts_override: Any = None) -> HiveBackend:
         """A backend of the ranks that are left, over the connections that are there: nothing is sent.
 

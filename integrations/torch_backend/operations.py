@@ -14,7 +14,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import torch
 
@@ -24,7 +24,7 @@ from integrations.torch_backend.completion_threads import CompletionThreads, Fir
 from integrations.torch_backend.options import GroupOptions
 from integrations.torch_backend.staging import InPieces, Staged, finish_all, until_all_ready
 from integrations.torch_backend.work import HiveWork
-from integrations.torch_backend.world import World, group_name_of
+from integrations.torch_backend.world import World, connected, group_name_of
 from transport.collectives import calls
 
 Tensors = Sequence[torch.Tensor]
@@ -176,6 +176,20 @@ class Operations:
         members = self.world.global_ranks(self.group, ranks)
         group = self.world.lend(group_name_of(group_name), members, timeout_s=timeout_s)
         return type(self)(self.world, group, timeout_s=timeout_s, options=options or self.options)
+
+    def merged(self, store: Any, *, rank: int, size: int, group_name: str, timeout_s: float) -> Self:
+        """The ranks of several groups as one, over connections of its own. Blocks until all have come.
+
+        Args:
+            store: torch's, which all of them reach.
+            rank: in the new group.
+            group_name: torch's, the same on all.
+        """
+        name, ranks = group_name_of(group_name), tuple(range(size))
+        world = connected(store, rank=rank, ranks=ranks, name=name, timeout_s=timeout_s)
+        return type(self)(
+            world, world.lend(name, ranks, timeout_s=timeout_s), timeout_s=timeout_s, options=self.options
+        )
 
     def shrink(self, ranks: Sequence[int], *, anew: bool) -> Self:
         """Those of these ranks that are left, over the same connections.

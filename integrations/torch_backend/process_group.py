@@ -36,6 +36,8 @@ from integrations.torch_backend.world import group_name_of, world_for
 # The stubs describe torch's own overloads and properties; a Python subclass answers C++ by other rules.
 _ProcessGroup: Any = dist.ProcessGroup
 _Options: Any = c10d.Backend.Options
+MERGE_TIMEOUT = timedelta(minutes=30)
+"""torch's."""
 
 
 class HiveProcessGroup(Methods, _ProcessGroup):  # type: ignore[misc]  # Any on purpose, see above
@@ -100,8 +102,32 @@ class HiveProcessGroup(Methods, _ProcessGroup):  # type: ignore[misc]  # Any on 
         group._set_group_desc(group_desc or f"{self.group_desc}:split:{self._splits}")
         return group
 
+    @raising_torch_errors
+    def merge_remote_group(
+        self,
+        store: Any,
+        size: int,
+        timeout: timedelta = MERGE_TIMEOUT,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+    ) -> HiveProcessGroup:
+        """One group of the ranks of several that were started apart, over connections of its own.
+
+        All of their ranks call it, with a store that all reach, and the same name. Who comes first is rank 0, as over
+        Gloo.
+        """
+        name = group_name or "merged"
+        met = c10d.PrefixStore(f"{name}/", store)
+        rank = (met.add("ranks", 1) - 1) % size
+        merged = self.collectives.merged(met, rank=rank, size=size, group_name=name, timeout_s=timeout.total_seconds())
+        group = self._of_some(merged, met)
+        keep(group)
+        group._set_group_name(name)
+        group._set_group_desc(group_desc or name)
+        return group
+
     def _of_some(self, collectives: Collectives, store: Any) -> HiveProcessGroup:
-        """What a group of some of these ranks is."""
+        """What a group of other ranks than this one's is."""
         return type(self)(collectives, store)
 
 

@@ -115,7 +115,14 @@ def world_for(options: Any, *, ranks: tuple[int, ...], name: str, timeout_s: flo
         for world in _worlds:
             if world.process == os.getpid() and set(ranks) <= set(world.ranks):
                 return world
-    rank, store = options.group_rank, options.store
+    world = connected(options.store, rank=options.group_rank, ranks=ranks, name=name, timeout_s=timeout_s)
+    with _lock:
+        _worlds.append(world)
+    return world
+
+
+def connected(store: Any, *, rank: int, ranks: tuple[int, ...], name: str, timeout_s: float) -> World:
+    """New connections, of which torch's next groups are not made; arguments as `world_for`."""
     group = transport.Group.connect(
         StoreRendezvous(store, rank=rank, world_size=len(ranks)),
         rank=rank,
@@ -125,10 +132,7 @@ def world_for(options: Any, *, ranks: tuple[int, ...], name: str, timeout_s: flo
         connect_timeout_s=timeout_s,
         settings=settings_for(store, world_size=len(ranks)),
     )
-    world = World(group, ranks=ranks)
-    with _lock:
-        _worlds.append(world)
-    return world
+    return World(group, ranks=ranks)
 
 
 def adopt(group: transport.Group) -> World:

@@ -332,6 +332,27 @@ def split_groups_tell_of_completion(rank: int, size: int) -> None:
 
 
 @check
+def groups_that_were_started_apart_merge(rank: int, size: int) -> None:
+    store = dist.distributed_c10d._get_default_store()
+    backends = ["hive", "gloo"]
+    if hasattr(dist.ProcessGroup, "reconfigure"):
+        backends.append("cpu:hive,cuda:gloo")
+    for backend in backends:
+        parts = [dist.new_group(ranks, backend=backend) for ranks in ([0, 1], [2])]
+        own: Any = parts[rank // 2]
+        for number in range(2):
+            name = f"{backend} {number}"
+            met = dist.PrefixStore(name, store)  # Gloo takes each for one group
+            merged = own.merge_remote_group(met, size, timedelta(seconds=60), name, "together")
+            assert (merged.size(), merged.group_name, merged.group_desc) == (size, name, "together")
+            ranks = torch.zeros(size)
+            ranks[merged.rank()] = 1.0
+            merged.allreduce([ranks]).wait()
+            same(ranks, torch.ones(size))
+            merged.shutdown()
+
+
+@check
 def split_groups_work(rank: int, size: int) -> None:
     if not hasattr(dist.ProcessGroup, "reconfigure"):
         return  # before torch 2.15 `dist.split_group` asks for a GPU
