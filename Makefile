@@ -92,7 +92,7 @@ test-long: setup ## Tests of five seconds and more each that make test leaves ou
 test-engines: setup ## Engines and transport over both engines, and over mixed pairs
 	HIVE_TEST_ENGINES=all $(BIN)/python -m tools.suite tests/loopback $(ENGINES_LAB)
 
-test-torch: setup ## PyTorch's own distributed tests, its compiler, Lightning, Accelerate, torchft, in ten minutes
+test-torch: setup ## PyTorch's own distributed tests, its compiler, Lightning, torchft, in ten minutes
 	@$(BIN)/python -c 'import accelerate, lightning, torchft' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	  $$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["frameworks"])')
 	@command -v g++ >/dev/null || apt-get install --yes --quiet --no-install-recommends g++

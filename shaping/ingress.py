@@ -127,8 +127,8 @@ class Ingress:
     def counters(self, interface: str) -> InterfaceCounters:
         """Read the IFB's classes."""
         held = self._known(interface)
-        found, past = self._kernel.counters(held.device), self._kernel.direct_packets(held.device)
-        return counters_of(interface, found, past, tree=held.tree, direction="ingress")
+        found = self._kernel.counters(held.device)
+        return counters_of(interface, found, None, tree=held.tree, direction="ingress")
 
     def detach(self, interface: str) -> tuple[str, ...]:
         """Stop redirecting, let the IFB drain, delete it; also what a former process left.

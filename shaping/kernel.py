@@ -96,7 +96,8 @@ class RealKernel:
         return (*notes, note) if note else tuple(notes)
 
     def counters(self, interface: str) -> dict[int, ClassCounters]:
-        return fast_path.read_counters(self._tc, interface, self._index(interface))
+        drops_of_queues = self.capabilities().fq_codel
+        return fast_path.read_counters(self._tc, interface, self._index(interface), drops_of_queues=drops_of_queues)
 
     def direct_packets(self, interface: str) -> int:
         return fast_path.read_direct_packets(self._tc, interface, self._index(interface))

@@ -16,6 +16,7 @@ from hive_qos.errors import HiveError
 from shaping.model.names import HELD_NAME
 from shaping.model.observations import ClassCounters, SegmentState
 from shaping.model.shapes import InterfaceShape
+from shaping.plan.diff import StructureError
 from shaping.shaper import Shaper
 
 RETRY_S = 1.0
@@ -27,6 +28,9 @@ VERIFY_S = 5.0
 
 DIRECT_S = 0.95
 """How often we look whether packets passed unshaped: every second, a tick early. It costs as much as all counters."""
+
+DIRECT_OVER_S = 60.0
+"""After the last packet that passed unshaped: long enough for who looks at a page of alarms."""
 
 
 @dataclass
@@ -40,8 +44,9 @@ class _Interface:
     read_at_s: float | None = None
     verified_at_s: float = 0.0
     not_before_s: float = 0.0
-    direct_packets: int = 0
+    direct_packets: int | None = None  # None: not read since it was attached
     direct_at_s: float = float("-inf")
+    direct_seen_s: float = float("-inf")
     alarm: Alarm | None = None
     direct_alarm: Alarm | None = None
 
@@ -167,7 +172,7 @@ class EgressTrees:
             if not entry.attached:
                 self._shaper.attach(shape, replace_foreign=self._take_over, rebuild=self._rebuild)
                 self._log.info("interface-reshaped", interface=shape.interface)
-                entry.verified_at_s = now_s
+                entry.verified_at_s, entry.direct_packets = now_s, None
             elif entry.shape != shape or not entry.in_force:
                 self._write(entry, shape)
             elif now_s - entry.verified_at_s < VERIFY_S:
@@ -176,10 +181,13 @@ class EgressTrees:
                 shape, entry.verified_at_s = entry.shape, now_s
             else:
                 self._log.warning("tree-changed", interface=shape.interface)
+                entry.in_force = False  # until it is whole again: `verify` starts from what somebody made of it
                 self._shaper.apply(shape)
                 entry.verified_at_s = now_s
         except (HiveError, OSError, ValueError) as problem:  # ValueError: a shape that cannot be
             self._lost(entry, "apply-failed", str(problem))
+            if self._rebuild and isinstance(problem, StructureError):
+                entry.attached = False  # no change leads to what is wanted: it is built anew
             return
         entry.shape, entry.attached, entry.in_force = shape, True, True  # attached and repaired trees are in force, too
         if entry.alarm is not None:
@@ -256,9 +264,17 @@ class EgressTrees:
             entry.attached = False
 
     def _watch_direct(self, entry: _Interface, direct_packets: int) -> None:
-        if direct_packets > entry.direct_packets:
+        """Packets pass unshaped while a tree is built, which its first count has; after that they are somebody's doing.
+
+        The alarm ends `DIRECT_OVER_S` after the last of them.
+        """
+        now_s = self._clock()
+        if entry.direct_packets is not None and direct_packets > entry.direct_packets:
+            entry.direct_seen_s = now_s
             text = f"{direct_packets} packets passed unshaped (a class that traffic points to is missing)"
             if entry.direct_alarm is None:
                 self._log.error("packets-unshaped", interface=entry.shape.interface, error=text)
             entry.direct_alarm = Alarm(code="unshaped-packets", subject=entry.shape.interface, text=text)
+        elif now_s - entry.direct_seen_s >= DIRECT_OVER_S:
+            entry.direct_alarm = None
         entry.direct_packets = direct_packets

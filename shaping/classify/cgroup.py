@@ -18,8 +18,10 @@ and removes the others. Programs of others are never touched.
 from __future__ import annotations
 
 import errno
+import math
 import os
 import socket
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -37,16 +39,23 @@ _HELD = "somebody else may hold this cgroup's socket programs for himself alone"
 _WHY = {errno.E2BIG: "all 64 places are taken, maybe by programs of network namespaces that ended (docs/log/kernel.md)"}
 _OURS = "hq_"
 """So the names of our programs begin, in whatever network namespace: whoever can load one is trusted with more."""
+AGAIN_S = 5.0
+"""After the kernel refused: who held a cgroup's programs for himself may be gone by then."""
 _ATTACH_TYPES = (bpf.ATTACH_SOCK_CREATE, bpf.ATTACH_SOCK_OPS)
 
 
 @dataclass(frozen=True)
 class _Place:
-    """What hangs at one cgroup. The inode tells one that was removed and made again."""
+    """What hangs at one cgroup. The inode tells one that was removed and made again.
+
+    Args:
+        again_s: on the monotonic clock, when to try again what the kernel refused; infinite where it took all.
+    """
 
     inode: int
     rules: frozenset[Rule]
     notes: tuple[str, ...]
+    again_s: float = math.inf
 
 
 def find_mount(mountinfo: str) -> Path | None:
@@ -160,8 +169,10 @@ class SocketClassifier:
                     notes.append(f"there is no cgroup {path}; its rule waits until there is{slice_advice(path)}")
                 continue
             place = self._places.get(path)
-            if place is None or (place.inode, place.rules) != (inode, here):
-                place = self._places[path] = _Place(inode, here, tuple(self._reconcile(path, here)))
+            now_s = time.monotonic()
+            if place is None or (place.inode, place.rules) != (inode, here) or now_s >= place.again_s:
+                told, whole = self._reconcile(path, here)
+                place = self._places[path] = _Place(inode, here, tuple(told), math.inf if whole else now_s + AGAIN_S)
             notes.extend(place.notes)
             if not here:
                 del self._places[path]
@@ -216,8 +227,12 @@ class SocketClassifier:
         programs = bpf.attached(cgroup=cgroup, attach_type=attach_type)
         return [program for program in programs if program.name == self._name]
 
-    def _reconcile(self, path: Path, rules: frozenset[Rule]) -> list[str]:
-        """Attach what is missing at one cgroup, keep what is as wanted, then remove what is not."""
+    def _reconcile(self, path: Path, rules: frozenset[Rule]) -> tuple[list[str], bool]:
+        """Attach what is missing at one cgroup, keep what is as wanted, then remove what is not.
+
+        Returns:
+            What is not in force, and whether the kernel took the rest.
+        """
         notes: list[str] = []
         try:
             with _open(path) as cgroup:
@@ -233,7 +248,8 @@ class SocketClassifier:
             notes.append(f"the cgroup {path} went away")
         except KernelRejectedError as error:
             notes.append(f"{path}: {error}; {_WHY.get(error.errno_value, _HELD)}")
-        return notes
+            return notes, False
+        return notes, True
 
     def _enforce(
         self, cgroup: int, rule: Rule, there: Mapping[int, Sequence[bpf.Attached]], kept: set[int]

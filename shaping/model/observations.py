@@ -32,13 +32,8 @@ class ClassCounters(NamedTuple):
     sent_bytes: int = 0
     sent_packets: int = 0
     dropped_packets: int = 0
-    overlimits: int = 0
     backlog_bytes: int = 0
     backlog_packets: int = 0
-    lends: int = 0
-    borrows: int = 0
-    tokens: int = 0
-    ctokens: int = 0
 
 
 @dataclass(frozen=True)

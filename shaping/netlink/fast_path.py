@@ -56,12 +56,10 @@ _LINKLAYER_ETHERNET = 1  # linux/pkt_sched.h, TC_LINKLAYER_ETHERNET
 _QUANTUM_UNUSED = 1_514  # a class above others has no turn; 0 would make the kernel compute one, and warn
 _RATE32_MAX = 2**32 - 1  # struct tc_ratespec has 32 bits of bytes per second; more goes into an attribute of 64
 
-# Of TCA_STATS2, by kind: bytes, packets; qlen, backlog, drops, requeues, overlimits; lends, borrows, giants, tokens,
-# ctokens; packets again, in 64 bits, for the 32-bit count wraps after an hour at 1 M/s.
-_BASIC, _QUEUE, _APP, _PACKETS64 = 1, 3, 4, 8
-_STATISTICS = {
-    kind: struct.Struct(form) for kind, form in ((_BASIC, "=QI"), (_QUEUE, "=5I"), (_APP, "=3I2i"), (_PACKETS64, "=Q"))
-}
+# Of TCA_STATS2, by kind: bytes, packets; qlen, backlog, drops, requeues, overlimits; packets again, in 64 bits, for the
+# 32-bit count wraps after an hour at 1 M/s.
+_BASIC, _QUEUE, _PACKETS64 = 1, 3, 8
+_STATISTICS = {kind: struct.Struct(form) for kind, form in ((_BASIC, "=QI"), (_QUEUE, "=5I"), (_PACKETS64, "=Q"))}
 
 
 @dataclass(frozen=True)
@@ -97,11 +95,24 @@ def read_classes(kernel: NetlinkSocket, interface: str, index: int) -> tuple[Cla
     return tuple(sorted(classes, key=lambda spec: spec.minor))
 
 
-def read_counters(kernel: NetlinkSocket, interface: str, index: int) -> dict[int, ClassCounters]:
-    """What the classes of our root have counted, by minor."""
+def read_counters(
+    kernel: NetlinkSocket, interface: str, index: int, *, drops_of_queues: bool
+) -> dict[int, ClassCounters]:
+    """What the classes of our root have counted, by minor.
+
+    Args:
+        drops_of_queues: ask their queues for what was dropped. A class counts what its queue refuses, and nothing of
+            what fq_codel drops later (net/sched/sch_htb.c, `htb_enqueue`). It takes as long again.
+    """
     request = _listing(RTM_GETTCLASS, index, MAJOR << 16)
     found = kernel.read(f"list classes of {interface}", request, decode_counters)
-    return {handle & 0xFFFF: counters for handle, counters in found if handle >> 16 == MAJOR}
+    counters = {handle & 0xFFFF: counted for handle, counted in found if handle >> 16 == MAJOR}
+    if drops_of_queues:
+        request = _listing(RTM_GETQDISC, index, 0)
+        for of, parent, drops in kernel.read(f"list queues of {interface}", request, decode_drops):
+            if of == index and parent >> 16 == MAJOR and (minor := parent & 0xFFFF) in counters:
+                counters[minor] = counters[minor]._replace(dropped_packets=drops)
+    return counters
 
 
 def read_queues(kernel: NetlinkSocket, interface: str, index: int) -> tuple[QdiscSpec, tuple[LeafSpec, ...]] | None:
@@ -251,21 +262,22 @@ def decode_counters(_: int, body: bytes) -> tuple[int, ClassCounters]:
     """A class' handle and what it counted. Statistics grew over kernel versions: what is missing counts as 0."""
     values = attribute_map(attribute_map(body, _TCMSG.size).get(_TCA_STATS2, b""))
     sent_bytes, packets = _statistics(values, _BASIC)
-    waiting_packets, waiting_bytes, drops, _, overlimits = _statistics(values, _QUEUE)
-    lends, borrows, _, tokens, ctokens = _statistics(values, _APP)
+    waiting_packets, waiting_bytes, drops, _, _ = _statistics(values, _QUEUE)
     (packets64,) = _statistics(values, _PACKETS64)
     return _TCMSG.unpack_from(body)[3], ClassCounters(
         sent_bytes=sent_bytes,
         sent_packets=packets64 or packets,
         dropped_packets=drops,
-        overlimits=overlimits,
         backlog_bytes=waiting_bytes,
         backlog_packets=waiting_packets,
-        lends=lends,
-        borrows=borrows,
-        tokens=tokens,
-        ctokens=ctokens,
     )
+
+
+def decode_drops(_: int, body: bytes) -> tuple[int, int, int]:
+    """Of a queue: the number of its interface, its parent, and the packets that it has dropped."""
+    _, _, index, _, parent, _ = _TCMSG.unpack_from(body)
+    values = attribute_map(attribute_map(body, _TCMSG.size).get(_TCA_STATS2, b""))
+    return index, parent, _statistics(values, _QUEUE)[2]
 
 
 def _outgoing(_: int, body: bytes) -> int:

@@ -55,11 +55,10 @@ def _by_class(by_minor: Mapping[int, ClassCounters], leaves: Mapping[str, tuple[
     """Bytes of an inner node are those of all below it; what waits and was dropped is only counted at the leaves."""
     found = {BULK_NAME: by_minor[LEAF_MINOR[BULK_NAME]]}
     for name, minors in leaves.items():
-        sent_bytes, sent_packets, _, _, _, _, *rest = by_minor[INNER_MINOR[name]]
-        dropped = overlimits = waiting_bytes = waiting = 0
+        sent_bytes, sent_packets, *_ = by_minor[INNER_MINOR[name]]
+        dropped = waiting_bytes = waiting = 0
         for minor in minors:
-            _, _, drops, limited, backlog_bytes, backlog, *_ = by_minor[minor]
-            dropped, overlimits = dropped + drops, overlimits + limited
-            waiting_bytes, waiting = waiting_bytes + backlog_bytes, waiting + backlog
-        found[name] = ClassCounters(sent_bytes, sent_packets, dropped, overlimits, waiting_bytes, waiting, *rest)
+            _, _, drops, backlog_bytes, backlog = by_minor[minor]
+            dropped, waiting_bytes, waiting = dropped + drops, waiting_bytes + backlog_bytes, waiting + backlog
+        found[name] = ClassCounters(sent_bytes, sent_packets, dropped, waiting_bytes, waiting)
     return found

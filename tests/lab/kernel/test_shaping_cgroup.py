@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -103,6 +105,26 @@ def test_users_rules_at_the_same_place_come_and_go_by_themselves(classifier: Soc
     classifier.apply((two,))
     assert len(ours()) == 2
     assert not first & ours()
+
+
+def test_what_the_kernel_refused_once_is_tried_again(
+    classifier: SocketClassifier, group: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attached = bpf.attached
+
+    def held(**_: int) -> list[bpf.Attached]:
+        raise KernelRejectedError("look for programs", errno_value=errno.EPERM, detail="Operation not permitted")
+
+    assert classifier.apply(()) == ()
+    monkeypatch.setattr(bpf, "attached", held)
+    rules = (Rule("storage", cgroup=group.name),)
+    assert "somebody else may hold this cgroup" in str(classifier.apply(rules))
+    monkeypatch.setattr(bpf, "attached", attached)
+    assert classifier.apply(rules)
+    now_s = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now_s + cgroup.AGAIN_S)
+    assert classifier.apply(rules) == ()
+    assert len(programs(group)) == 2
 
 
 def test_programs_of_others_stay(classifier: SocketClassifier, group: Path) -> None:

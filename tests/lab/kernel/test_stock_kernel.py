@@ -16,6 +16,7 @@ import pytest
 from broker_host import CONFIGURATION, Broker, broker_in, two_hosts
 from patience import wait_until
 
+from broker import client
 from tools.lab import Lab
 
 pytestmark = pytest.mark.stock_kernel
@@ -41,6 +42,14 @@ with socket.create_connection((sys.argv[1], 4873), 60) as sock:
     sock.sendall(bytes(int(sys.argv[2])))
     sock.shutdown(socket.SHUT_WR)
     sock.recv(1)
+"""
+FLOOD = """
+import socket, sys, time
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+    until_s = time.monotonic() + 3.0
+    while time.monotonic() < until_s:
+        sock.sendto(bytes(1200), (sys.argv[1], 9))
+        time.sleep(0.0005)  # 19 Mbit/s, where 8 pass: the queue grows, and CoDel drops from its head
 """
 
 
@@ -97,6 +106,23 @@ def test_a_transfer_goes_at_its_class_ceiling_and_is_counted_there(broker: Broke
     )
     stated = json.loads(broker.host.run(["tc", "-s", "-j", "qdisc", "show", "dev", "eth0"]).stdout)
     assert [one for one in stated if one["kind"] == "fq_codel" and one["bytes"] >= PAYLOAD_BYTES]
+
+
+def test_what_fq_codel_drops_late_is_counted_although_its_class_does_not_count_it(broker: Broker, lab: Lab) -> None:
+    for _ in range(3):
+        broker.host.run([sys.executable, "-c", FLOOD, lab["b"].address], timeout_s=120.0)
+    stated = json.loads(broker.host.run(["tc", "-s", "-j", "qdisc", "show", "dev", "eth0"]).stdout)
+    of_queues = sum(one["drops"] for one in stated if one["kind"] == "fq_codel")
+    shown = broker.host.run(["tc", "-s", "class", "show", "dev", "eth0"]).stdout
+    of_classes = sum(map(int, re.findall(r"\(dropped (\d+),", shown)))
+    assert of_queues > of_classes
+    wait_until(lambda: dropped_packets(broker) == of_queues, what=lambda: f"{dropped_packets(broker)} of {of_queues}")
+
+
+def dropped_packets(broker: Broker) -> int:
+    text = client.fetch("/metrics", socket_path=str(broker.folder / "run/broker.sock")).decode()
+    found = re.findall(r"^hive_qos_class_dropped_packets_total\{.*\} (\S+)$", text, re.MULTILINE)
+    return sum(int(float(one)) for one in found)
 
 
 def test_a_clean_end_puts_back_what_the_kernel_had(broker: Broker) -> None:

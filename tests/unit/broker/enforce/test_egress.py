@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from broker.enforce.egress import RETRY_S, VERIFY_S, EgressTrees
+from broker.enforce.egress import DIRECT_OVER_S, RETRY_S, VERIFY_S, EgressTrees
 from broker.events.log import open_log
+from hive_qos.errors import KernelRejectedError
 from shaping.journal import Journal
 from shaping.model.observations import PriorQdisc
 from shaping.model.shapes import ClassShape, InterfaceShape, Rule
-from shaping.model.tree import AddClass
+from shaping.model.tree import AddClass, ChangeClass, Operation
 from shaping.plan.desired_tree import desired_tree
 from shaping.shaper import Shaper
 from shaping.testing import FakeClassifier, FakeKernel
@@ -81,3 +84,42 @@ def test_where_somebody_replaced_our_root_all_else_of_ours_is_given_back_at_the_
     assert host.kernel.segments("eth0") == before
     assert not host.classifier.rules
     assert host.journal.interfaces() == ()
+
+
+def test_packets_that_pass_unshaped_are_an_alarm_from_the_second_reading_on_and_until_a_minute_after_the_last(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    direct = 7  # as it was built
+    monkeypatch.setattr(host.kernel, "direct_packets", lambda _: direct)
+    host.trees.attach(shape(LINE))
+    for _ in range(2):
+        host.tick(shape(LINE), after_s=1.0)
+        assert not host.trees.alarms()
+    direct = 9
+    host.tick(shape(LINE), after_s=1.0)
+    assert [one.code for one in host.trees.alarms()] == ["unshaped-packets"]
+    host.tick(shape(LINE), after_s=DIRECT_OVER_S - 1.0)
+    assert host.trees.alarms()
+    host.tick(shape(LINE), after_s=1.1)
+    assert not host.trees.alarms()
+
+
+def test_a_repair_that_fails_is_made_again(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    host.trees.attach(shape(LINE // 50))
+    host.tick(shape(LINE // 50), after_s=1.0)
+    tree = host.kernel.observe("eth0")
+    assert tree is not None
+    spoilt = next(spec for spec in tree.classes if spec.ceil_bits_per_s == LINE // 50)
+    host.kernel.apply("eth0", [ChangeClass(replace(spoilt, ceil_bits_per_s=LINE))])
+    apply = host.kernel.apply
+
+    def refused(interface: str, operations: Sequence[Operation]) -> None:
+        monkeypatch.setattr(host.kernel, "apply", apply)
+        raise KernelRejectedError("change classes", errno_value=errno.ENOBUFS, detail="No buffer space")
+
+    monkeypatch.setattr(host.kernel, "apply", refused)
+    host.tick(shape(LINE // 50), after_s=VERIFY_S + 0.1)
+    assert [one.code for one in host.trees.alarms()] == ["apply-failed"]
+    host.tick(shape(LINE // 50), after_s=RETRY_S + 0.1)
+    assert not host.trees.alarms()
+    assert host.storage_ceiling() == LINE // 50

@@ -17,7 +17,14 @@ from shaping.model.observations import Capabilities
 from shaping.model.shapes import Rule
 from shaping.model.tree import AddClass, AddLeaf, FilterSpec, LeafSpec
 from shaping.netlink import u32
-from shaping.netlink.fast_path import decode_class, decode_counters, decode_leaf, decode_object, encode_operation
+from shaping.netlink.fast_path import (
+    decode_class,
+    decode_counters,
+    decode_drops,
+    decode_leaf,
+    decode_object,
+    encode_operation,
+)
 from shaping.netlink.root import _taken_back
 from shaping.plan.desired_tree import desired_tree
 
@@ -104,17 +111,17 @@ def message(*statistics: bytes, handle: int = 0xFFE00010, before: bytes = b"") -
     return head + before + beside[0] + beside[1] + pack_attribute(7, b"".join(statistics)) + beside[2]
 
 
-def test_counters_prefer_the_wide_packet_count_and_keep_signed_tokens() -> None:
+def test_counters_prefer_the_wide_packet_count_and_queues_tell_their_drops() -> None:
     handle, found = decode_counters(40, message(BASIC, WIDE, QUEUE, HTB))
     assert handle == 0xFFE00010
     assert (found.sent_bytes, found.sent_packets) == (5_000_000_000, 2**33)
-    assert (found.backlog_packets, found.backlog_bytes, found.dropped_packets, found.overlimits) == (3, 4500, 2, 9)
-    assert (found.lends, found.borrows, found.tokens, found.ctokens) == (10, 20, -5, 6)
+    assert (found.backlog_packets, found.backlog_bytes, found.dropped_packets) == (3, 4500, 2)
+    assert decode_drops(36, message(BASIC, WIDE, QUEUE, HTB)) == (7, 0xFFE00001, 2)
 
 
 def test_what_an_older_kernel_does_not_say_counts_as_nothing() -> None:
     _, found = decode_counters(40, message(BASIC, QUEUE))
-    assert (found.sent_packets, found.lends, found.ctokens) == (7, 0, 0)
+    assert found.sent_packets == 7
     assert found.backlog_bytes == 4500
 
 
@@ -133,13 +140,12 @@ def test_a_kind_that_comes_twice_shifts_nothing_behind_it() -> None:
         _, found = decode_counters(40, message(*statistics))
         assert found.sent_bytes == 5_000_000_000
         assert (found.backlog_packets, found.backlog_bytes, found.dropped_packets) == (3, 4500, 2)
-        assert (found.lends, found.borrows, found.tokens, found.ctokens) == (10, 20, -5, 6)
 
 
 def test_a_kind_that_comes_twice_beside_the_statistics_shifts_nothing_in_them() -> None:
     twice = pack_attribute(2, bytes(36))
     _, found = decode_counters(40, message(BASIC, QUEUE, HTB, before=twice))
-    assert (found.sent_bytes, found.backlog_bytes, found.borrows) == (5_000_000_000, 4500, 20)
+    assert (found.sent_bytes, found.backlog_bytes) == (5_000_000_000, 4500)
 
 
 def test_what_is_not_there_or_shorter_than_it_should_be_counts_as_nothing() -> None:
@@ -148,4 +154,3 @@ def test_what_is_not_there_or_shorter_than_it_should_be_counts_as_nothing() -> N
         handle, found = decode_counters(40, message(*statistics))
         assert handle == 0xFFE00010
         assert (found.sent_bytes, found.sent_packets, found.backlog_bytes) == (0, 0, 0)
-        assert found.lends == (10 if statistics == (HTB,) else 0)
