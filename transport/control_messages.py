@@ -34,6 +34,7 @@ class ControlMessages:
         lost: ranks that are gone, and why; this adds to it.
         on_gone: called when a rank was found to be gone and the others were told.
         on_abort: called when a rank has aborted a group, with that rank, the group's name and why.
+        on_moved: called with a rank that has said that its address is another one.
         on_taken: called with a rank, a group, and how many bytes of this rank's messages in it that rank has taken.
         survey: answers who asks what this rank says of itself, and takes the answers of others.
     """
@@ -47,6 +48,7 @@ class ControlMessages:
         lost: dict[int, str],
         on_gone: Callable[[], None],
         on_abort: Callable[[int, str, str], None],
+        on_moved: Callable[[int], None],
         on_taken: Callable[[int, str, int], None],
         survey: Survey,
     ) -> None:
@@ -56,6 +58,7 @@ class ControlMessages:
         self._lost = lost
         self._on_gone = on_gone
         self._on_abort = on_abort
+        self._on_moved = on_moved
         self._on_taken = on_taken
         self._survey = survey
         self._disbelieved: set[tuple[int, int]] = set()
@@ -85,6 +88,7 @@ class ControlMessages:
                     _log.warning("rank %d says that it has moved, but not where: %s", rank, error)
                 else:
                     self._endpoint.peer_moved(rank, number=number, locations=locations)
+                    self._on_moved(rank)
             case {"op": "bulk"}:
                 self._endpoint.peers.asked_for_bulk(rank, time.monotonic())
             case {"op": "alive"}:

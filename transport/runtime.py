@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from hive_qos.errors import CancelledError, HiveError, MisuseError, PeerError
 from transport.arguments import is_index
-from transport.bootstrap.connect import ABORT_CHECK_S, Bootstrap, Factories, exchange_rank_infos, missing_ranks_error
+from transport.bootstrap.connect import ABORT_CHECK_S, Bootstrap, Factories, exchange_rank_infos, unconnected_error
 from transport.bootstrap.rendezvous import Rendezvous
 from transport.broker.session import BrokerSession
 from transport.collectives.aborts import REASON_CHARS_MAX, sent_reason
@@ -42,7 +42,7 @@ from transport.inspection.survey import Survey
 from transport.mesh.address_watcher import AddressWatcher
 from transport.mesh.endpoint import Endpoint
 from transport.mesh.one_way_delay import OneWayDelay
-from transport.mesh.sockets import Sockets
+from transport.mesh.sockets import Sockets, machine
 from transport.p2p.engine import TAG_MAX, P2PEngine
 from transport.p2p.operation import P2POp
 from transport.settings import Settings
@@ -55,6 +55,8 @@ REFUSALS_MAX = 3
 DRAIN_S = 2.5
 """How long `close` waits for acknowledgements of collectives that have ended: a link that was cut is noticed, and what
 was lost has gone over another."""
+UNCONNECTED_S = 5.0
+"""All ranks are known, and a connection takes two round trips: somebody has to hear what is in its way."""
 AGAIN_S = 1.0
 """After periodic work has failed, which it never should."""
 SHOWN_MAX, RANKS_SHOWN_MAX = 16, 64
@@ -70,7 +72,7 @@ class Runtime:
         self._world = world
         self._settings = settings
         self._lock = threading.RLock()  # a signal's handler may close the group in the middle of a call
-        self._groups = Memberships(rank=rank, site=settings.site)
+        self._groups = Memberships(rank=rank, site=settings.site, host=machine())
         self._rates = LinkRates()
         self._order = itertools.count()
         self._lost: dict[int, str] = {}
@@ -186,6 +188,7 @@ class Runtime:
             lost=self._lost,
             on_gone=self._somebody_is_gone,
             on_abort=self._aborted_by,
+            on_moved=self._rates.forget,
             on_taken=lambda *said: self._p2p.taken(*said),
             survey=self._survey,
         )
@@ -205,6 +208,7 @@ class Runtime:
 
         def move(before: Sockets, sockets: Sockets, number: int) -> None:
             self._endpoint.move(sockets, number=number)
+            self._rates.forget()
             broker.register(sockets, instead_of=before)
 
         self._address_watcher = AddressWatcher(
@@ -216,10 +220,17 @@ class Runtime:
         )
 
     def _await_everybody(self, bootstrap: Bootstrap, give_up_s: float, timeout_s: float) -> None:
+        warn_s = time.monotonic() + UNCONNECTED_S
         while not wait_until(self._connected, min(give_up_s, time.monotonic() + ABORT_CHECK_S)):
-            if time.monotonic() >= give_up_s:
-                raise missing_ranks_error(self._endpoint.peers.missing(), timeout_s)
-            bootstrap.abort.check(missing=self._endpoint.peers.missing())
+            now_s, missing = time.monotonic(), self._endpoint.peers.missing()
+            if now_s >= min(give_up_s, warn_s):
+                address, why = self._endpoint.peers.address, self._endpoint.dial_errors
+                waiting = {rank: (address(rank), why.get(rank, "")) for rank in missing}
+                if now_s >= give_up_s:
+                    raise unconnected_error(waiting, timeout_s)
+                _log.warning("%s", unconnected_error(waiting, UNCONNECTED_S))
+                warn_s = math.inf
+            bootstrap.abort.check(missing=missing)
         if self._refusal is not None:
             raise self._refusal
 

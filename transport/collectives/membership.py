@@ -52,12 +52,12 @@ class Memberships:
     """All groups by name, those of agreements among them. Callers hold the runtime's lock to change it.
 
     Args:
-        rank: this one, of the endpoint. site: the name of its site, "" for none.
+        rank: this one, of the endpoint. site: the name of its site, "" for none. host: as of `Planner`.
     """
 
-    def __init__(self, *, rank: int, site: str) -> None:
+    def __init__(self, *, rank: int, site: str, host: str) -> None:
         self._rank = rank
-        self._site = site
+        self._site, self._host = site, host
         self.by_name: dict[str, Membership] = {}
         self._retired: deque[str] = deque()
 
@@ -73,7 +73,7 @@ class Memberships:
         check_group_name(name)
         if name in self.by_name:
             raise MisuseError(f"there is a group {name!r} already")
-        planner = Planner(ranks=ranks, rank=ranks.index(self._rank), forced=algorithm, site=self._site)
+        planner = Planner(ranks=ranks, rank=ranks.index(self._rank), forced=algorithm, site=self._site, host=self._host)
         if planner.agrees:
             self.by_name[agreement_group(name)] = Membership(ranks)
         self.by_name[name] = Membership(ranks, planner)

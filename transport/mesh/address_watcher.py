@@ -25,6 +25,7 @@ LOOKS = 2
 PEERS_MAX = 4
 """So many peers are asked about: 10 us each."""
 
+LOOPBACK = ("127.0.0.1", "::1")
 _log = logging.getLogger("transport.mesh.address_watcher")
 
 
@@ -103,6 +104,8 @@ class AddressWatcher:
                 return ""
             if found:
                 leading.append(found)
+        if not elsewhere and not leading and not is_ours(address):
+            return LOOPBACK[":" in address]  # all ranks are here, and need no network
         stays = not self._by_route or (leading and leading[0] in self._others())  # a cut link, which may come back
         if not leading or (stays and is_ours(address)):
             return ""

@@ -100,6 +100,7 @@ class Endpoint:
         self._inbox = Inbox(peers)
         self.collectives = CollectiveDispatch(peers)
         self._attempts: dict[int, Dial] = {}
+        self.dial_errors: dict[int, str] = {}
         self._gone_s: dict[int, float] = {}
         self._control_number = itertools.count()
         self._engine: Engine | None = None
@@ -358,6 +359,7 @@ class Endpoint:
         if event.attempt is not None and event.attempt in self._attempts:
             dial = self._attempts.pop(event.attempt)
             evicted_by = dial.rank
+            self.dial_errors[dial.rank] = reason
             self.peers.dial_failed(dial, now_s=now_s)
             if isinstance(event.error, PeerError) and self.peers.is_first(dial):
                 self._on_refused(dial.rank, event.error)

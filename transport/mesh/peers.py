@@ -32,6 +32,8 @@ from hive_qos.errors import ConnectionLostError
 from transport.engine.base import Address
 from transport.mesh.paths import Link, Location, Path, is_spare, paths_between
 
+FIRST = 0
+"""The number of the first location's interface (`sockets.locations_of`)."""
 DIAL_OTHER_S = 1.0
 """How long the larger rank waits to be dialled. Three round trips of a bad link, and nobody minds waiting a second."""
 BACK_OFF_S_FIRST = 0.1
@@ -393,7 +395,8 @@ class PeerTable:
         Returns:
             The connections to those: nobody is at their other ends any more.
         """
-        same = next((one.interface for one in self._own[1:] if one.address == new.address), new.interface)
+        # One that comes back from another interface's address, as of a cable put in again, is the first again.
+        same = next((one.interface for one in self._own[1:] if one.address == new.address), FIRST)
         old, self._own = self._own[0], (replace(new, interface=same), *self._own[1:])
         self._interfaces = len({one.interface for one in self._own})
         stale: list[int] = []

@@ -8,11 +8,13 @@ where the usual route leads over the first interface.
 from __future__ import annotations
 
 import contextlib
+import functools
 import ipaddress
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -190,6 +192,14 @@ def _own_address(settings: Settings, hint: str) -> str:
             if not ipaddress.ip_address(address).is_loopback:
                 return address
     return "127.0.0.1"
+
+
+@functools.cache
+def machine() -> str:
+    """What tells this machine from others; its containers have the same."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+    return socket.gethostname()
 
 
 def address_towards(host: str) -> str:

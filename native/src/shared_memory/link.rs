@@ -198,6 +198,9 @@ impl Link {
     /// Answer for a message of the peer's, or reset one of ours.
     pub fn answer(&self, kind: Kind, message: u64, code: u32) -> Result<(), Violation> {
         let mut outbound = self.lock();
+        if outbound.over {
+            return Ok(()); // the link is lost, and not its messages alone: the peer takes them over the next one
+        }
         outbound.answers.push_back((kind, message, code));
         self.pass(&mut outbound)
     }

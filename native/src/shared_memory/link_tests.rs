@@ -119,6 +119,22 @@ async fn what_the_peer_has_not_read_is_lost_with_the_link_and_what_it_has_is_sen
 }
 
 #[tokio::test]
+async fn what_was_half_written_when_the_link_ended_is_not_reset() {
+    let [(from, _answers), (to, mut reader)] = sides();
+    let payload = [7; 2 * EAGER_BYTES as usize];
+    let sent = AtomicU64::new(0);
+    {
+        let mut outgoing = Outgoing::new(from.clone());
+        let mut send = pin!(outgoing.send(3, b"header", &payload, &sent));
+        assert!(timeout(Duration::ZERO, &mut send).await.is_err());
+        from.end();
+        assert!(matches!(send.await, Err(Unsent::Lost)));
+    }
+    read(&to, &mut reader, Kind::Data).await;
+    assert!(reader.front().unwrap().is_none());
+}
+
+#[tokio::test]
 async fn a_peer_that_goes_is_noticed() {
     let [(here, reader), gone] = sides();
     drop(gone);

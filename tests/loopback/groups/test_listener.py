@@ -79,7 +79,8 @@ def test_who_does_not_answer_is_named_at_the_deadline() -> None:
     here, there = Listener(LOCAL), Listener(LOCAL)
     (error,) = connect([here], [here.handle, there.handle], limit_s=0.5)
     assert isinstance(error, TimedOutError)
-    assert "nothing from rank 1" in str(error)
+    assert "nothing from rank 1 at 127.0.0.1" in str(error)
+    assert "Let UDP pass between the hosts" in str(error)
     there.close()
 
 

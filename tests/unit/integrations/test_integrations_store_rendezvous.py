@@ -100,6 +100,7 @@ def test_a_rank_waits_for_the_rank_0_that_comes_after_a_dead_one() -> None:
     [
         ({"10.0.0.1": "10.0.0.2"}, {"MASTER_ADDR": "10.0.0.1"}, 2, "10.0.0.2"),
         ({"127.0.0.1": "127.0.0.1"}, {"MASTER_ADDR": "127.0.0.1", "LOCAL_WORLD_SIZE": "2"}, 2, "127.0.0.1"),
+        ({"10.0.0.1": "10.0.0.1"}, {"MASTER_ADDR": "10.0.0.1", "LOCAL_WORLD_SIZE": "2"}, 2, "127.0.0.1"),
         ({"127.0.0.1": "127.0.0.1"}, {"MASTER_ADDR": "127.0.0.1"}, 2, "127.0.0.1"),
         (
             {"127.0.1.1": "127.0.1.1", "192.0.2.1": "10.0.0.9"},
@@ -117,7 +118,17 @@ def test_a_rank_waits_for_the_rank_0_that_comes_after_a_dead_one() -> None:
             "10.0.0.9",
         ),
     ],
-    ids=["lan", "all-here", "spawned", "debian-hostname", "no-host", "no-host-all-here", "ipv6", "others-may-come"],
+    ids=[
+        "lan",
+        "all-here",
+        "lan-all-here",
+        "spawned",
+        "debian-hostname",
+        "no-host",
+        "no-host-all-here",
+        "ipv6",
+        "others-may-come",
+    ],
 )
 def test_the_advertised_address_is_the_one_that_leads_to_the_store(
     tmp_path: Path,

@@ -41,6 +41,7 @@ def rows_of(network: Network) -> list[Row]:
             table=Network.uniform(network.size),
             operation=0,
             site="",
+            host=str(rank),
         )
         for rank in ranks
     ]
@@ -145,7 +146,7 @@ def agreements(planners: Sequence[Planner], *, until: int, lie: int | None) -> l
 
 @pytest.mark.parametrize("lie", [2**63 - 1, 2**60, 10**6, -(2**63), -1])
 def test_a_rank_that_lies_about_its_operation_delays_agreements_and_ends_none(lie):
-    planners = [Planner(ranks=range(3), rank=rank, forced="", site="") for rank in range(3)]
+    planners = [Planner(ranks=range(3), rank=rank, forced="", site="", host="x") for rank in range(3)]
     began = agreements(planners, until=4000, lie=lie)
     apart = [later - one for one, later in itertools.pairwise(began)]
     assert apart
@@ -153,7 +154,7 @@ def test_a_rank_that_lies_about_its_operation_delays_agreements_and_ends_none(li
 
 
 def test_no_two_tables_of_a_group_have_the_same_number_whatever_a_rank_says():
-    planners = [Planner(ranks=range(3), rank=rank, forced="", site="") for rank in range(3)]
+    planners = [Planner(ranks=range(3), rank=rank, forced="", site="", host="x") for rank in range(3)]
     numbers = []
     for turn, operation in enumerate((0, 2 + AHEAD_MAX, 3 * AHEAD_MAX)):
         report = LinkReport(GBIT << turn, GBIT << turn, 0, 0, {})

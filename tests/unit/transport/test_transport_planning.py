@@ -41,18 +41,40 @@ def link(mbit: int, *, rtt_us: dict[int, int], far_mbit: int = 0) -> LinkReport:
     return LinkReport(mbit * MBIT, mbit * MBIT, far_mbit * MBIT, far_mbit * MBIT, rtt_us)
 
 
-def rows_of(reports: list[LinkReport], *, table: Network, sites: list[str] | None = None) -> list[np.ndarray]:
+def rows_of(
+    reports: list[LinkReport], *, table: Network, sites: list[str] | None = None, hosts: str = ""
+) -> list[np.ndarray]:
     ranks = range(len(reports))
-    names = sites or [""] * len(reports)
+    names, machines = sites or [""] * len(reports), list(hosts) or list(map(str, ranks))
     return [
-        row_of(report, ranks=ranks, table=table, operation=5, site=name)
-        for report, name in zip(reports, names, strict=True)
+        row_of(report, ranks=ranks, table=table, operation=5, site=name, host=host)
+        for report, name, host in zip(reports, names, machines, strict=True)
     ]
 
 
 def near_and_far(rank: int) -> dict[int, int]:
     """Ranks 0 and 1 are in one place, 2 and 3 in another."""
     return {other: 300 if other // 2 == rank // 2 else 40_000 for other in range(4) if other != rank}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "sites"), [("aabb", (0, 0, 1, 1)), ("abaa", (0, 1, 0, 0)), ("abcd", (0, 0, 0, 0)), ("aaaa", (0, 0, 0, 0))]
+)
+def test_hosts_of_several_ranks_in_one_place_count_as_sites(hosts: str, sites: tuple[int, ...]):
+    near = [{other: 200 for other in range(4) if other != rank} for rank in range(4)]
+    rows = rows_of([link(900, rtt_us=one) for one in near], table=Network.uniform(4), hosts=hosts)
+    assert agree(rows, Network.uniform(4), number=1).sites == sites
+    apart = rows_of([link(900, rtt_us=near_and_far(rank)) for rank in range(4)], table=Network.uniform(4), hosts="abab")
+    assert agree(apart, Network.uniform(4), number=1).sites == (0, 0, 1, 1)
+
+
+def test_where_several_ranks_share_a_hosts_link_a_large_tensor_crosses_it_once():
+    eight_each = "a" * 8 + "b" * 8
+    reports = [link(900, rtt_us={other: 200 for other in range(16) if other != rank}) for rank in range(16)]
+    network = agree(rows_of(reports, table=Network.uniform(16), hosts=eight_each), Network.uniform(16), number=1)
+    problem = Problem(operation=Operation.ALLREDUCE, rank=0, size=16, item_bytes=4, counts=(16 * 2**20,))
+    assert choose(problem, network).taken.plan.algorithm == "two_level"
+    assert choose(problem, Network.uniform(16)).taken.plan.algorithm == "direct"
 
 
 def test_sites_are_found_from_round_trips_and_their_links_from_what_crossed():
@@ -152,7 +174,7 @@ def test_whatever_ranks_say_of_their_links_there_is_a_table_and_a_choice(data, s
 def test_all_ranks_use_the_same_table_for_an_operation_however_far_one_is_ahead(data, size, seed):
     """Each rank goes on as fast as it likes; an agreement is over when all have given their row."""
     choose = random.Random(seed)
-    planners = [Planner(ranks=range(size), rank=rank, forced="", site="") for rank in range(size)]
+    planners = [Planner(ranks=range(size), rank=rank, forced="", site="", host="x") for rank in range(size)]
     problem = Problem(operation=Operation.ALLREDUCE, rank=0, size=size, item_bytes=4, counts=(10**6,))
     turn = [0] * size
     clocks = [choose.choice((0.01, 0.1, 1.0)) for _ in range(size)]
@@ -194,12 +216,12 @@ def agreements(measured: list[list[int]], *, rank: int = 0) -> list[int]:
     Returns:
         The operations with which one of them began an agreement.
     """
-    planner, due = Planner(ranks=range(3), rank=rank, forced="", site=""), []
+    planner, due = Planner(ranks=range(3), rank=rank, forced="", site="", host="x"), []
     for number, rates in enumerate(measured):
         reports = [lambda _far, mbit=mbit: link(mbit, rtt_us={}) for mbit in rates]
         if planner.is_due(number, reports[rank], now_s=1 + 0.1 * number):
             due.append(number)
-            others = [Planner(ranks=range(3), rank=other, forced="", site="") for other in range(3)]
+            others = [Planner(ranks=range(3), rank=other, forced="", site="", host="x") for other in range(3)]
             rows = [other.begin(number, report) for other, report in zip(others, reports, strict=True)]
             rows[rank] = planner.begin(number, reports[rank])
             planner.agreed(rows)
@@ -229,7 +251,7 @@ def test_rates_that_move_within_the_band_and_what_is_not_measured_are_no_reason_
 
 
 def test_a_round_trip_that_makes_two_sites_one_is_a_reason_to_agree():
-    planner = Planner(ranks=range(3), rank=0, forced="", site="")
+    planner = Planner(ranks=range(3), rank=0, forced="", site="", host="x")
     far = [link(0, rtt_us={other: 5000 for other in range(3) if other != rank}) for rank in range(3)]
     assert planner.is_due(0, lambda _far: far[0], now_s=1.0)
     planner.begin(0, lambda _far: far[0])
@@ -243,7 +265,7 @@ def test_a_round_trip_that_makes_two_sites_one_is_a_reason_to_agree():
 
 
 def test_who_is_invited_before_the_last_table_holds_takes_part_and_keeps_to_each_table_for_its_operations():
-    planner = Planner(ranks=range(3), rank=2, forced="", site="")
+    planner = Planner(ranks=range(3), rank=2, forced="", site="", host="x")
     behind = link(25, rtt_us={})
     row = planner.begin(0, lambda _far: behind)
     ahead = row.copy()
@@ -263,7 +285,7 @@ def test_nobody_goes_on_without_an_agreement_for_longer_than_others_believe_it()
 
 
 def test_two_ranks_never_agree():
-    planner = Planner(ranks=range(2), rank=0, forced="", site="")
+    planner = Planner(ranks=range(2), rank=0, forced="", site="", host="x")
     for number in range(1000):
         assert not planner.is_due(number, lambda _far: link(100, rtt_us={}), now_s=number)
 
@@ -391,6 +413,25 @@ def test_what_goes_through_shared_memory_fills_a_link():
         one = replace(one, shared_sent_bytes=number * 10**6, shared_received_bytes=number * 10**6)
         rates.sample(100.0 + number * SLOT_S, {1: one, 2: one})
     assert rates.report(frozenset()).full
+
+
+def test_what_was_measured_is_forgotten_of_a_rank_that_has_moved_and_of_all_where_this_one_has():
+    rates = LinkRates()
+
+    def carry(rtt_s: float) -> None:
+        one = replace(statistics(delivered=0, received=0), rtt_s_min=rtt_s)
+        rates.see_round_trips({1: one, 2: one})
+
+    carry_to(rates, [{1: 33, 2: 33}] * 20)
+    carry(0.001)
+    rates.forget(2)
+    assert set(rates.report(frozenset()).rtt_us) == {1}
+    carry(0.030)
+    assert rates.report(frozenset()).rtt_us == {1: 300, 2: 30_000}
+    rates.forget()
+    carry(0.030)
+    report = rates.report(frozenset())
+    assert (report.rtt_us, report.up_bits_per_s) == ({1: 30_000, 2: 30_000}, 0)
 
 
 def test_a_link_that_is_slow_itself_is_known_within_the_windows_that_are_kept():
@@ -593,7 +634,7 @@ def test_the_agreement_of_a_group_is_in_a_group_that_no_user_can_name(make_world
 
 
 def test_what_is_explained_may_be_added_to_meanwhile():
-    planner, over = Planner(ranks=range(4), rank=0, forced="direct", site=""), threading.Event()
+    planner, over = Planner(ranks=range(4), rank=0, forced="direct", site="", host="x"), threading.Event()
     before_s = sys.getswitchinterval()
 
     def plan() -> None:

@@ -33,12 +33,12 @@ RATE_UNKNOWN_BITS_PER_S = 1_000_000_000
 """At least, of a link that was never measured: never busy for long enough, so not what others waited for."""
 RTT_US_MAX = 60_000_000
 """No round trip takes a minute: who says so counts for that far."""
-DIGEST, OPERATION, FULL, FIXED = 5, 6, 7, 8
-"""Places in a row: of the digest of the table that holds, of the operation, of whether the link was full, and of the
-round trips."""
+DIGEST, OPERATION, FULL, HOST, FIXED = 5, 6, 7, 8, 9
+"""Places in a row: of the digest of the table that holds, of the operation, of whether the link was full, of the host,
+and of the round trips."""
 
 
-def row_of(report: LinkReport, *, ranks: Sequence[int], table: Network, operation: int, site: str) -> Row:
+def row_of(report: LinkReport, *, ranks: Sequence[int], table: Network, operation: int, site: str, host: str) -> Row:
     """This rank's row.
 
     Args:
@@ -46,6 +46,7 @@ def row_of(report: LinkReport, *, ranks: Sequence[int], table: Network, operatio
         table: the one that holds.
         operation: with which the agreement begins here.
         site: its name, "" where there is none.
+        host: what no other machine is called.
     """
     fixed = [
         report.up_bits_per_s,
@@ -56,6 +57,7 @@ def row_of(report: LinkReport, *, ranks: Sequence[int], table: Network, operatio
         _digest(repr(astuple(table))),
         operation,
         int(report.full),
+        _digest(host),
     ]
     return np.array([*fixed, *(report.rtt_us.get(rank, 0) for rank in ranks)], dtype=np.int64)
 
@@ -99,7 +101,7 @@ def _table_of(rows: Sequence[Row], *, number: int) -> Network:
     np.fill_diagonal(rtt, 0)
     measured_by_both = np.minimum(rtt, rtt.T) > 0
     latency = np.where(measured_by_both, np.minimum(rtt, rtt.T), np.maximum(rtt, rtt.T)) // 2
-    where = _sites(sites, latency)
+    where = _sites(sites, [int(row[HOST]) for row in rows], latency)
     there = [[rank for rank in range(size) if where[rank] == site] for site in range(max(where) + 1)]
     return Network(
         up_bits_per_s=_known(up),
@@ -137,8 +139,11 @@ def _rounded(rate: int) -> int:
     return int(max((rate + unit // 2) // unit * unit, 1))
 
 
-def _sites(names: Sequence[int], latency_us: npt.NDArray[np.int64]) -> tuple[int, ...]:
-    """The site of each rank: by name where all have one, else who is near to whom, and near to those."""
+def _sites(names: Sequence[int], hosts: Sequence[int], latency_us: npt.NDArray[np.int64]) -> tuple[int, ...]:
+    """The site of each rank: by name where all have one, else who is near to whom, and near to those.
+
+    Within one place hosts count as sites where any has several ranks: these share what leads away from it.
+    """
     size = len(names)
     label = list(names) if all(names) else list(range(size))
     if not all(names):
@@ -146,6 +151,8 @@ def _sites(names: Sequence[int], latency_us: npt.NDArray[np.int64]) -> tuple[int
             for there in range(here):
                 if 0 < 2 * latency_us[here, there] <= SITE_RTT_US:
                     label = [label[there] if one == label[here] else one for one in label]
+        if len(set(label)) == 1 and 1 < len(set(hosts)) < size:
+            label = list(hosts)
     numbers = {one: number for number, one in enumerate(dict.fromkeys(label))}
     return tuple(numbers[one] for one in label)
 

@@ -134,6 +134,14 @@ class LinkRates:
             if one.rtt_s_min > 0:
                 self._rtt_us[rank] = min(round(one.rtt_s_min * 1e6), self._rtt_us.get(rank, RTT_US_MAX))
 
+    def forget(self, rank: int | None = None) -> None:
+        """That rank is elsewhere now, or (None) this one: what was measured is of other ways."""
+        for one in [*self._rtt_us] if rank is None else [rank]:
+            self._rtt_us.pop(one, None)
+        self._up, self._down = _Windows(), _Windows()
+        for slots in (self._sent, self._received):
+            slots.clear()
+
     def report(self, far: frozenset[int]) -> LinkReport:
         """What was measured.
 

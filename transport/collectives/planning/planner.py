@@ -61,13 +61,14 @@ class Planner:
         ranks: the group's members as ranks of the endpoint. rank: which of them this is.
         forced: an algorithm to use wherever it can be; "" for the best.
         site: the name of this rank's site, "" where it has none.
+        host: what tells its machine from others.
     """
 
-    def __init__(self, *, ranks: Sequence[int], rank: int, forced: str, site: str) -> None:
+    def __init__(self, *, ranks: Sequence[int], rank: int, forced: str, site: str, host: str) -> None:
         self._ranks = ranks
         self._rank = rank
         self._forced = forced
-        self._site = site
+        self._site, self._host = site, host
         self._tables: list[tuple[int, Network | None]] = [(0, Network.uniform(len(ranks)))]
         self._began = 0
         self._rows: Sequence[Row] = ()
@@ -120,7 +121,9 @@ class Planner:
         far = frozenset(
             rank for rank, site in zip(self._ranks, table.sites, strict=True) if site != table.sites[self._rank]
         )
-        return agreement.row_of(report(far), ranks=self._ranks, table=table, operation=number, site=self._site)
+        return agreement.row_of(
+            report(far), ranks=self._ranks, table=table, operation=number, site=self._site, host=self._host
+        )
 
     def agreed(self, rows: Sequence[Row]) -> None:
         """The agreement has ended."""

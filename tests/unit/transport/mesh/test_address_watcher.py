@@ -49,9 +49,10 @@ def looking(
     request: pytest.FixtureRequest,
     peers: Sequence[str] = PEERS,
     others: Sequence[str] = (),
+    own: str = "127.0.0.1",
     **settings: Any,
 ) -> Look:
-    sockets = open_sockets(Settings(listen="127.0.0.1"))
+    sockets = open_sockets(Settings(listen=own))
     for sock in (sockets.compute, sockets.bulk):
         request.addfinalizer(sock.close)
     watch = AddressWatcher(
@@ -63,6 +64,17 @@ def looking(
     )
     clock = iter(range(1000))
     return lambda: watch.tick(next(clock) * LOOK_S)
+
+
+def test_ranks_of_one_host_alone_go_on_over_loopback_where_its_address_has_gone(host: Host, request) -> None:
+    own = "127.0.0.2"  # as if it were the LAN's
+    host.own, host.leads = {own}, {own: own}
+    look = looking(host, request, peers=[own], own=own)
+    look()
+    assert host.told == []
+    host.own, host.leads = set(), {}
+    look()
+    assert host.told == [("127.0.0.1", 1)]
 
 
 def test_nothing_happens_while_one_peer_is_reached_from_our_address(host: Host, request) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -277,6 +278,15 @@ def test_addresses_are_dialled_a_quarter_of_a_second_apart() -> None:
     assert peers.due(100.0 + STAGGER_S - 0.01) == []
     assert asked(peers.due(100.0 + STAGGER_S)) == ["fd00::2"]
     assert asked(peers.due(100.0 + 2 * STAGGER_S)) == ["10.0.2.2"]
+
+
+def test_a_host_that_went_on_from_its_second_interface_and_comes_back_has_two_again() -> None:
+    peers = several(0)
+    first, _, second = peers.own
+    peers.moved_here(101.0, new=replace(first, address=second.address))
+    assert [one.interface for one in peers.own] == [1, 0, 1]
+    peers.moved_here(102.0, new=replace(peers.own[0], address=first.address))
+    assert [one.interface for one in peers.own] == [0, 0, 1]
 
 
 def test_the_next_address_does_not_wait_for_one_that_has_failed() -> None:
