@@ -225,7 +225,7 @@ class Ingress:
             time.sleep(LOOK_S)
 
     def _waits(self, device: str) -> bool:
-        by_minor = self._kernel.counters(device)
+        by_minor = self._kernel.counters(device, drops=False)
         return any(found.backlog_packets for found in by_minor.values())
 
     def _number(self, interface: str) -> int:

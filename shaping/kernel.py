@@ -95,8 +95,8 @@ class RealKernel:
         note = root.put_back(self._tc, interface, self._index(interface), prior)
         return (*notes, note) if note else tuple(notes)
 
-    def counters(self, interface: str) -> dict[int, ClassCounters]:
-        drops_of_queues = self.capabilities().fq_codel
+    def counters(self, interface: str, *, drops: bool = True) -> dict[int, ClassCounters]:
+        drops_of_queues = drops and self.capabilities().fq_codel
         return fast_path.read_counters(self._tc, interface, self._index(interface), drops_of_queues=drops_of_queues)
 
     def direct_packets(self, interface: str) -> int:

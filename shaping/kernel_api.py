@@ -45,8 +45,8 @@ class Kernel(Protocol):
     def restore_root(self, interface: str, prior: PriorQdisc) -> tuple[str, ...]:
         """Make `prior` the root again as far as its options can be given back; returns what could not."""
 
-    def counters(self, interface: str) -> dict[int, ClassCounters]:
-        """Counters of our classes by minor. Cheap enough for ten times a second."""
+    def counters(self, interface: str, *, drops: bool = True) -> dict[int, ClassCounters]:
+        """Counters of our classes by minor. Cheap enough for ten times a second; without `drops` those are too few."""
 
     def direct_packets(self, interface: str) -> int:
         """Packets that passed the HTB unshaped. As dear as all counters: the kernel lists every queue for it."""

@@ -171,7 +171,7 @@ class FakeKernel:
             return (f"{interface}: {prior.nested} classes, queues and filters below the former {prior.kind} are lost",)
         return ()
 
-    def counters(self, interface: str) -> dict[int, ClassCounters]:
+    def counters(self, interface: str, *, drops: bool = True) -> dict[int, ClassCounters]:
         found = self._interface(interface)
         return {minor: ClassCounters(backlog_packets=found.backlog_packets.get(minor, 0)) for minor in found.classes}
 

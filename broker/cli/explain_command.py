@@ -12,6 +12,7 @@ import typer
 
 from broker.cli.options import JsonOption
 from hive_qos.errors import ConfigurationError, MisuseError
+from hive_qos.text import printable
 from hive_qos.units import format_size, parse_duration_s, parse_rate_bits_per_s, parse_size_bytes
 
 if TYPE_CHECKING:
@@ -123,7 +124,6 @@ def explain_collective(
 def _show_running(job: str, *, as_json: bool) -> None:
     """Ask a rank of a job on this host, as `hive-qos job` does, and show its groups' plans."""
     from hive_qos.errors import PeerError, TransportError
-    from hive_qos.text import printable
     from transport.inspection import jobs
 
     members = jobs.members()
@@ -134,17 +134,19 @@ def _show_running(job: str, *, as_json: bool) -> None:
         raise ConfigurationError("--job", job, reason)
     try:
         document = jobs.ask(path, jobs.PLANS)
-        groups = document["groups"]
     except OSError as error:  # it answered a moment ago
-        raise TransportError(f"the rank of job {job} that was asked has ended: {error}") from error
-    except KeyError as error:
-        raise PeerError(str(path), "it tells no plans: its hive-qos is older than this one") from error
-    if as_json:
-        sys.stdout.write(json.dumps(document) + "\n")
-        return
-    for number, one in enumerate(groups):
-        typer.echo(f"{chr(10) if number else ''}group {printable(str(one['group']))}, rank {document['rank']} asked")
-        _show(one, as_json=False)
+        raise TransportError(f"the rank of job {printable(job)} that was asked has ended: {error}") from error
+    try:
+        if not all(isinstance(one["collectives"], list) for one in document["groups"]):
+            raise TypeError("no list")
+        if as_json:
+            sys.stdout.write(json.dumps(document) + "\n")
+            return
+        for one in document["groups"]:
+            typer.echo(f"group {printable(str(one['group']))}, rank {int(document['rank'])} asked")
+            _show(one, as_json=False)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise PeerError(str(path), "it tells no plans; its hive-qos may be older than this one") from error
 
 
 def _network(
@@ -234,10 +236,10 @@ def _table(choices: Sequence[Mapping[str, Any]]) -> Any:
     for one in collective.get("candidates", []):
         taken = one["algorithm"] == collective["algorithm"]
         table.add_row(
-            ("> " if taken else "  ") + one["algorithm"],
+            Text(("> " if taken else "  ") + printable(str(one["algorithm"]))),
             _seconds(one["predicted_s"]),
             _seconds(measured_s[one["algorithm"]]) if one["algorithm"] in measured_s else "-",
-            one["bound"] + _parameters(one),
+            Text(printable(str(one["bound"]) + _parameters(one))),
             style="bold" if taken else "",
         )
     if (plain_s := collective.get("uncompressed_s")) is not None:
@@ -246,7 +248,7 @@ def _table(choices: Sequence[Mapping[str, Any]]) -> Any:
     codec = collective.get("compression", "none")
     what = format_size(collective["bytes"]) + ("" if codec == "none" else f" as {codec}")
     title = f"{collective['operation']} of {what}{times}: {collective['reason']}"
-    return Group(Text(title), table, Text())
+    return Group(Text(printable(title)), table, Text())
 
 
 def _parameters(candidate: Mapping[str, Any]) -> str:

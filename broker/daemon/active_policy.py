@@ -65,7 +65,13 @@ class ActivePolicy:
         self._components.settings.load()
         self.policy, misfit = self._with_settings(self.policy)
         self._leave_out(misfit)
+        shaped_interfaces, former = self._components.shaped_interfaces, self._configurations.former()
         try:
+            # One that was in force waits for its interfaces, which may come minutes after the boot, as ppp0 does. A new
+            # one may have their names wrong; but where the former has none either, nothing tells that from a boot.
+            waits = self._configurations.has_been_good or (former and not shaped_interfaces.has_one(former))
+            if not waits:
+                shaped_interfaces.require_one(self.policy)
             self._take_over_interfaces()
         except (HiveError, OSError, ValueError) as problem:
             instead = self._configurations.instead(self.policy, problem)
@@ -262,7 +268,8 @@ class ActivePolicy:
             note = "changes of [daemon] and [peers] need a restart; files that [peers] names are read again without one"
             self._log.warning("restart-needed", note=note)
         try:
-            shaped_interfaces.require_one(policy)
+            if {one.name for one in policy.interfaces} != {one.name for one in old.interfaces}:
+                shaped_interfaces.require_one(policy)
             self._attach_all(policy)
         except (HiveError, OSError, ValueError) as problem:
             if not partly:
@@ -281,8 +288,6 @@ class ActivePolicy:
 
     def _take_over_interfaces(self) -> None:
         policy, shaped_interfaces = self.policy, self._components.shaped_interfaces
-        if not self._configurations.has_been_good:  # else its only interface may come minutes after the boot, as ppp0
-            shaped_interfaces.require_one(policy)
         shaped_interfaces.give_back_strays(policy)
         self._components.ingress_trees.clear(entry.name for entry in policy.interfaces)
         self._components.own_cgroups.make()

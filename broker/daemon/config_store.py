@@ -124,9 +124,13 @@ class ConfigStore:
         self._hold_former("configuration-rejected", str(problem))
         return good
 
+    def former(self) -> Policy | None:
+        """The last good policy, where that is another one than the one to start with."""
+        return None if self._text == self._kept.good else self._good()
+
     @property
     def has_been_good(self) -> bool:
-        """Whether what is in force, or is to start with, was so before this start."""
+        """Whether the one to start with was in force before this start."""
         return self._text == self._kept.good
 
     def started(self) -> None:

@@ -271,7 +271,8 @@ class EgressTrees:
         now_s = self._clock()
         if entry.direct_packets is not None and direct_packets > entry.direct_packets:
             entry.direct_seen_s = now_s
-            text = f"{direct_packets} packets passed unshaped (a class that traffic points to is missing)"
+            passed = direct_packets - entry.direct_packets
+            text = f"{passed} packets passed unshaped (a class that traffic points to is missing)"
             if entry.direct_alarm is None:
                 self._log.error("packets-unshaped", interface=entry.shape.interface, error=text)
             entry.direct_alarm = Alarm(code="unshaped-packets", subject=entry.shape.interface, text=text)

@@ -84,13 +84,17 @@ class ShapedInterfaces:
                 self._log.warning("stale-shaping-found", interface=name)
                 self._egress_trees.detach(name)
 
+    def has_one(self, policy: Policy) -> bool:
+        """Whether any of the interfaces that policy names is there."""
+        return not _names(policy).isdisjoint(self._kernel.interfaces())
+
     def require_one(self, policy: Policy) -> None:
         """Be sure that there is something to shape, before anything is touched.
 
         Raises:
             ConfigurationError: not one of the interfaces that policy names is there.
         """
-        if not _names(policy).intersection(self._kernel.interfaces()):
+        if not self.has_one(policy):
             names = ", ".join(entry.name for entry in policy.interfaces)
             raise ConfigurationError("interface.name", names, "no such interface in this network namespace")
 

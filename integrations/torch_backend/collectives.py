@@ -110,7 +110,7 @@ class Collectives(Operations):
             with torch.inference_mode(tensor.is_inference()), torch.no_grad():  # as in `Staged.bring_back`
                 tensor.copy_(total.coalesce())
 
-        start = Later(2, with_places)
+        start = Later(with_places)
         return self.launch("sparse all-reduce", [], start, result=[tensor], timeout_s=timeout_s, finish=add_up)
 
     def broadcast(self, tensors: Tensors, root: int, *, timeout_s: float | None = None) -> HiveWork:

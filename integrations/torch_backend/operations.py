@@ -39,14 +39,12 @@ _DEFAULTS = GroupOptions()
 
 @dataclass(frozen=True)
 class Later:
-    """Collectives that depend on what an earlier one brings.
+    """Collectives that depend on what an earlier one brings. Where that fails, it fails on all, and none begins.
 
     Args:
-        count: how many; they have their places among the group's before they are known.
         known: blocks until they are.
     """
 
-    count: int
     known: Callable[[], Sequence[calls.Call]]
 
 
@@ -277,7 +275,6 @@ class Operations:
 
         later = start if isinstance(start, Later) else None
         known = [] if callable(start) or isinstance(start, Later) else list(start)
-        count = later.count if later else len(known)
 
         def begin() -> None:
             if callable(start):
@@ -302,7 +299,7 @@ class Operations:
             """Its input never became ready (a GPU failed, or a rank): our next one must not be taken for this one."""
             work.fail(error)
             with contextlib.suppress(MisuseError):  # as in `give_up`
-                for _ in range(count):
+                for _ in known:
                     self.group.give_up(f"{work.what}: its input could not be read: {error}")
 
         pending = [one for one in staged if one.pending]

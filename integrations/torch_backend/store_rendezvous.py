@@ -119,11 +119,13 @@ def own_address(store: Store, *, world_size: int | None, environment: Mapping[st
     base = _base(store)
     host = base.host if isinstance(base, TCPStore) else values.get("MASTER_ADDR", "")
     all_here = world_size is not None and _all_are_here(store, world_size=world_size, environment=values)
-    if all_here:
-        return LOOPBACK  # which stays where the network's addresses go
+    if all_here and isinstance(base, HashStore):
+        return LOOPBACK  # lives in this process' memory
     towards = _address_towards(host) if host else ""
-    if towards and (not ipaddress.ip_address(towards).is_loopback or not values.get("LOCAL_WORLD_SIZE")):
+    if towards and (not ipaddress.ip_address(towards).is_loopback or all_here or not values.get("LOCAL_WORLD_SIZE")):
         return towards
+    if all_here:
+        return LOOPBACK
     return _outer_address() or towards or LOOPBACK
 
 

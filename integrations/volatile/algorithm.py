@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import logging
 import statistics
 import threading
 from collections import deque
@@ -35,6 +36,7 @@ from transport.volatile.group import EVERYBODY, JOIN_S, STEP_S, VolatileGroup
 from transport.volatile.register.register import Register
 from transport.volatile.steps import Committed
 
+_log = logging.getLogger("integrations.volatile")
 Layout = tuple[tuple[int, torch.dtype], ...]
 """How many values each tensor of a step has, and of which dtype. No compression touches those that are not float32."""
 
@@ -241,6 +243,8 @@ class Algorithm:
         shared, own = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True), self._described()
         if shared["trained_by"] != own:
             raise PeerError("the group", f"it trains by {shared['trained_by']}, and this member by {own}")
+        if self._loaded and not self._counted:
+            _log.warning("the checkpoint that was loaded is not used: this member begins with what the others hold")
         if self._loaded and self._made > shared["made"]:
             reason = (
                 f"it is at {self._counted} {shared['made']}, and the checkpoint that this member has loaded at "

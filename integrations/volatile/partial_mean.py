@@ -9,6 +9,7 @@ only follows, it counts in none.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -53,6 +54,8 @@ class PartialMean(Algorithm):
         super().__init__(parameters)
         self._optimizer, self._also = optimizer, list(also)
         self._steps_made = 0
+        self._kept: list[Any] | None = None
+        """What hooks change in a step of the caller's that is none: this member holds the others' state already."""
         self._steps = False
         """The optimiser has begun a step, and not ended it."""
         optimizer.register_step_pre_hook(lambda *_: self._stepping(begins=True))
@@ -85,6 +88,8 @@ class PartialMean(Algorithm):
                 self.last, self._due = made_up, None if made_up.applied else own
         if self._due is None:  # this member was left out, and holds the others' state: nothing to do for the optimizer
             self._all.clear_gradients()
+            groups = [dict(one) for one in self._optimizer.param_groups]
+            self._kept = [groups, copy.deepcopy([one.state_dict() for one in self._also]), self._steps_made]
         else:
             self._all.write_gradients(weighted_mean(self._due))
 
@@ -108,6 +113,7 @@ class PartialMean(Algorithm):
 
         Where the optimiser itself raised, nobody knows how far it came.
         """
+        self._undo_hooks()
         if not self._steps:
             with contextlib.suppress(Exception):
                 self._make_due_step()
@@ -117,6 +123,16 @@ class PartialMean(Algorithm):
 
     def _after(self, tokens: int) -> None:
         self._due = None  # where the caller has left it out
+        self._undo_hooks()
+
+    def _undo_hooks(self) -> None:
+        """The caller's `optimizer.step()` had no gradients to step with, and its hooks were called all the same."""
+        if self._kept is not None:
+            (groups, also, self._steps_made), self._kept = self._kept, None
+            for one, held in zip(self._also, also, strict=True):
+                one.load_state_dict(held)
+            for group, before in zip(self._optimizer.param_groups, groups, strict=True):
+                group.update(before)
 
     def state_dict(self) -> dict[str, Any]:
         """See `Algorithm`. It has the optimiser's state, which all members share, on the host."""
@@ -150,14 +166,17 @@ class PartialMean(Algorithm):
     def _take_shared_state(self, state: Mapping[str, Any]) -> None:
         if "parameters" not in state or state["parameters"].shape != (self._all.elems,):
             raise MisuseError(f"this state is of another model: it does not have {self._all.elems} values")
+        also = state.get("also", ())
+        if len(also) != len(self._also):
+            raise MisuseError(f"this state has {len(also)} objects beside the optimizer, and `also` {len(self._also)}")
         try:
             self._optimizer.load_state_dict(dict(state["optimizer"]))
         except ValueError as error:  # parameters in other groups
             raise MisuseError(f"this state is of another optimizer: {error}") from error
-        for one, held in zip(self._also, state["also"], strict=True):
+        for one, held in zip(self._also, also, strict=True):
             one.load_state_dict(held)
         self._all.write(state["parameters"])
-        self._due, self._steps_made = None, int(state["steps"])
+        self._due, self._steps_made = None, int(state.get("steps", 0))
 
     def _state_bytes(self) -> bytes | None:
         return None if self._due is not None else super()._state_bytes()

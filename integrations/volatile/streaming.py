@@ -67,12 +67,10 @@ class StreamingDiLoCo(GlobalAlgorithm):
             raise MisuseError(f"alpha is {alpha}: it is a part of 1")
         self.overlap, self.alpha, self.compression, self.quorum = overlap, alpha, compression, quorum
         self._flight: _Flight | None = None
-        self._left_at = -1  # the inner step after which the last fragment has left
         self._thread: ThreadPoolExecutor | None = None
 
     def _begin(self) -> None:
         super()._begin()
-        self._left_at = -1
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hive-fragments")
 
     def _end(self) -> None:
@@ -100,11 +98,10 @@ class StreamingDiLoCo(GlobalAlgorithm):
                 self._arrive(self.alpha)
 
     def finish(self) -> None:
-        """One more exchange, to the means, of each fragment that has not left after the last step."""
+        """One more exchange of each fragment, to the means."""
         if self._flight is not None:
             self._arrive(1.0)
-        has_left = self._left_at == self._inner and self.last is not None and self.last.contributed
-        for _ in range(len(self._fragments) - has_left):
+        for _ in self._fragments:
             self._send(0, with_all=True)
             self._arrive(0.0)
         self._end_with_means()
@@ -121,7 +118,6 @@ class StreamingDiLoCo(GlobalAlgorithm):
             return committed
 
         assert self._thread is not None
-        self._left_at = self._inner
         self._flight = _Flight(place, self._inner + overlap, self._thread.submit(exchange))
 
     def _apply(self, result: Sequence[torch.Tensor]) -> None:

@@ -174,7 +174,7 @@ class SocketClassifier:
                 told, whole = self._reconcile(path, here)
                 place = self._places[path] = _Place(inode, here, tuple(told), math.inf if whole else now_s + AGAIN_S)
             notes.extend(place.notes)
-            if not here:
+            if not here and place.again_s == math.inf:
                 del self._places[path]
         self._close_storages(keep=rules)
         return tuple(notes)
@@ -275,8 +275,11 @@ class SocketClassifier:
                 kept.update(program.program_id for program in pair)
                 self._keep_storage(rule, bpf.open_map(pair[0].maps[0]) if pair[0].maps else None)
                 return notes
-            for attach_type, program in programs.items():
-                bpf.attach(cgroup=cgroup, program=program, attach_type=attach_type)
+            with ExitStack() as undone:  # half a pair serves nobody, and each try would leave another half
+                for attach_type, program in programs.items():
+                    bpf.attach(cgroup=cgroup, program=program, attach_type=attach_type)
+                    undone.callback(bpf.detach, cgroup=cgroup, program=program, attach_type=attach_type)
+                undone.pop_all()
             self._keep_storage(rule, None if storage is None else os.dup(storage))
         return notes
 

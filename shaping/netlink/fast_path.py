@@ -12,6 +12,7 @@ Layouts: tcmsg, tc_htb_opt, tc_htb_glob, tc_htb_xstats of include/uapi/linux/{rt
 from __future__ import annotations
 
 import errno
+import functools
 import ipaddress
 import socket
 import struct
@@ -108,9 +109,10 @@ def read_counters(
     found = kernel.read(f"list classes of {interface}", request, decode_counters)
     counters = {handle & 0xFFFF: counted for handle, counted in found if handle >> 16 == MAJOR}
     if drops_of_queues:
-        request = _listing(RTM_GETQDISC, index, 0)
-        for of, parent, drops in kernel.read(f"list queues of {interface}", request, decode_drops):
-            if of == index and parent >> 16 == MAJOR and (minor := parent & 0xFFFF) in counters:
+        request = _listing(RTM_GETQDISC, index, 0)  # the kernel lists those of all interfaces
+        decode = functools.partial(decode_drops, of=index)
+        for parent, drops in filter(None, kernel.read(f"list queues of {interface}", request, decode)):
+            if parent >> 16 == MAJOR and (minor := parent & 0xFFFF) in counters:
                 counters[minor] = counters[minor]._replace(dropped_packets=drops)
     return counters
 
@@ -273,11 +275,13 @@ def decode_counters(_: int, body: bytes) -> tuple[int, ClassCounters]:
     )
 
 
-def decode_drops(_: int, body: bytes) -> tuple[int, int, int]:
-    """Of a queue: the number of its interface, its parent, and the packets that it has dropped."""
+def decode_drops(_: int, body: bytes, *, of: int) -> tuple[int, int] | None:
+    """Of a queue: its parent, and the packets that it has dropped; None for one of another interface than `of`."""
     _, _, index, _, parent, _ = _TCMSG.unpack_from(body)
+    if index != of:
+        return None
     values = attribute_map(attribute_map(body, _TCMSG.size).get(_TCA_STATS2, b""))
-    return index, parent, _statistics(values, _QUEUE)[2]
+    return parent, _statistics(values, _QUEUE)[2]
 
 
 def _outgoing(_: int, body: bytes) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hive_qos.errors import HiveError, MisuseError, PeerError, TimedOutError, TransportError
+from hive_qos.errors import CancelledError, HiveError, MisuseError, PeerError, TimedOutError, TransportError
 from transport.collectives.reduce_op import ReduceOp
 from transport.group import Group
 from transport.tensors import TensorView
@@ -146,7 +146,10 @@ class Steps:
                 _name_ranks(error, members)
                 if isinstance(error, MisuseError | PeerError) and self._control.connects(view):
                     raise
-                if time.monotonic() > give_up_s and not self._control.links.present.lost():
+                over = time.monotonic() > give_up_s and not self._control.links.present.lost()
+                if over and self._control.state.phase is not Phase.PREPARED:  # else the others may commit it
+                    if isinstance(error, CancelledError):  # another one's time was over first
+                        raise TimedOutError(f"step {step}, as {error}", timeout_s=timeout_s) from error
                     raise
                 _log.info("step %d of epoch %d was not finished: %s", step, view.epoch, error)
             committed = False

@@ -113,7 +113,7 @@ def _worth_it(text: str, file: Path, *, socket: Path | None, installed: Path) ->
     made = plan_for(text, file=file, socket=socket)
     for line in lines_of(made, file=file):
         typer.echo(line)
-    return made.changes or file.absolute() != installed
+    return made.changes or file.resolve() != installed.resolve()
 
 
 def _trial_s(text: str | None, *, yes: bool) -> float | None:

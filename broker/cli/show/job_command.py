@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from broker.cli.exits import say
 from broker.cli.options import JsonOption
 
 SCHEMA = 1
@@ -110,7 +111,7 @@ def _once_it_runs(job: str, limit_s: float) -> dict[str, Any]:
             return _of(job, limit_s)
         except TransportError as error:
             if not said:
-                typer.echo(f"hive-qos: {error}; trying again", err=True)
+                say(f"{error}; trying again")
             said = True
             time.sleep(1.0)
 

@@ -86,7 +86,7 @@ def _follow(
     while True:
         time.sleep(POLL_S)
         try:
-            document = _ask(path, after=after, since_s=since_s, level=level)
+            document = _ask(path, after=after, since_s=0.0 if after else since_s, level=level)
             if document["began_s"] != began_s:
                 began_s, after = document["began_s"], 0
                 document = _ask(path, after=after, since_s=since_s, level=level)

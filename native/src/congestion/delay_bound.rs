@@ -188,7 +188,7 @@ impl Controller for DelayBound {
             return;
         }
         if persistent {
-            self.base = MinRtt::default(); // the route may be another one (RFC 9002 5.2)
+            (self.base, self.round) = (MinRtt::default(), Round::NEW); // the route may be another one (RFC 9002 5.2)
         }
         self.reduced_at = Some(now);
         self.slow_start = false;

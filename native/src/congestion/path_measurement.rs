@@ -146,7 +146,7 @@ impl DeliveryRate {
 impl State {
     fn begin_path(&mut self, window: u64) {
         self.base = MinRtt::default();
-        self.told.window = window;
+        (self.told.window, self.told.rtt_min) = (window, Duration::ZERO); // nothing is known of it yet
     }
 
     /// Whether a span came to its end.

@@ -81,7 +81,7 @@ def test_leaves_are_fq_codel_and_the_next_daemon_adopts_them(broker: Broker) -> 
     broker.process.wait()
     wait_until(lambda: not broker.watchdogs(), what=broker.watchdogs)
     broker.start()
-    assert "adopted=True" in broker.log
+    assert "adopted=true" in broker.log
     assert broker.host.run(["tc", "qdisc", "show", "dev", "eth0"]).stdout == handles
 
 
@@ -110,8 +110,13 @@ def test_a_transfer_goes_at_its_class_ceiling_and_is_counted_there(broker: Broke
 def test_what_fq_codel_drops_late_is_counted_although_its_class_does_not_count_it(broker: Broker, lab: Lab) -> None:
     for _ in range(3):
         broker.host.run([sys.executable, "-c", FLOOD, lab["b"].address], timeout_s=120.0)
-    stated = json.loads(broker.host.run(["tc", "-s", "-j", "qdisc", "show", "dev", "eth0"]).stdout)
-    of_queues = sum(one["drops"] for one in stated if one["kind"] == "fq_codel")
+
+    def queues(what: str) -> int:
+        stated = json.loads(broker.host.run(["tc", "-s", "-j", "qdisc", "show", "dev", "eth0"]).stdout)
+        return sum(one[what] for one in stated if one["kind"] == "fq_codel")
+
+    wait_until(lambda: not queues("backlog"))
+    of_queues = queues("drops")
     shown = broker.host.run(["tc", "-s", "class", "show", "dev", "eth0"]).stdout
     of_classes = sum(map(int, re.findall(r"\(dropped (\d+),", shown)))
     assert of_queues > of_classes

@@ -143,6 +143,25 @@ def test_a_joiner_of_another_model_or_for_a_state_too_large_ends_alone(start: Ca
     until(lambda: works(first, "a") and not first.group.view.joining)
 
 
+def test_who_joins_waits_for_a_register_that_falls_silent_meanwhile(
+    start: Callable[..., Worker], caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Forgetful()
+    first = start("a", store)
+    first.allow()
+    until(lambda: first.step == 1)
+    second = start("b", store)
+    register = Register(store, job="job", secret=SECRET)
+    until(register.asked)
+    with caplog.at_level(logging.WARNING):
+        store.silent.set()
+        until(lambda: "b joins once the register answers again" in caplog.text or second.error)
+        store.silent.clear()
+        store.speaks.set()
+    until(lambda: first.allow() or works(second, "a", "b"))
+    agree(first, second)
+
+
 def test_two_processes_of_one_name_train_as_two_members_and_the_newcomer_is_warned(
     start: Callable[..., Worker], caplog: pytest.LogCaptureFixture
 ) -> None:

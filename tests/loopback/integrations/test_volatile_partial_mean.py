@@ -203,6 +203,35 @@ def test_who_joins_has_the_state_of_the_scheduler_that_a_hook_steps() -> None:
     assert all(torch.equal(values, seen[0][number]) for number, values in seen[1].items())
 
 
+def test_who_joins_again_steps_no_scheduler_in_the_step_in_which_it_does() -> None:
+    where = register()
+    networks, rates = [model() for _ in range(SIZE)], [0.0, 0.0]
+
+    def run(rank: int) -> None:
+        inner = sgd(networks[rank])
+        scheduler = torch.optim.lr_scheduler.LambdaLR(inner, lambda step: 1.0 / (1.0 + step))
+        inner.register_step_post_hook(lambda *_: scheduler.step())
+        algorithm = PartialMean(networks[rank].parameters(), optimizer=inner, also=[scheduler])
+        with algorithm.join(where, name=f"member-{rank}", members_min=SIZE, settings=SETTINGS) as group:
+            for _ in range(3):
+                step_once(networks[rank], inner, algorithm)
+            group.members_min = 1
+            if rank == 1:
+                group.lose_state("as if it had slept")
+                step_once(networks[rank], inner, algorithm)
+                assert algorithm.last is not None
+                assert algorithm.last.applied
+            wait_until(lambda: rank == 1 or len(group.view.workers) == 1 or step_once(networks[rank], inner, algorithm))
+            wait_until(lambda: len(group.view.workers) == SIZE or step_once(networks[rank], inner, algorithm))
+            last = max(group.step for _ in range(1))
+            while group.step < last + 3:
+                step_once(networks[rank], inner, algorithm)
+            rates[rank] = inner.param_groups[0]["lr"] * (1.0 + group.step)
+
+    in_threads(SIZE, run)
+    assert rates == pytest.approx([0.1, 0.1])
+
+
 class OfAnotherTorch(PartialMean):
     def _alike(self) -> dict[str, Any]:
         return super()._alike() | {"torch": "2.13.0"}

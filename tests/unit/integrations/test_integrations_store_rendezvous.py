@@ -95,12 +95,20 @@ def test_a_rank_waits_for_the_rank_0_that_comes_after_a_dead_one() -> None:
         waiting.result()
 
 
+EIGHT_HERE = {"LOCAL_WORLD_SIZE": "8", "WORLD_SIZE": "8"}
+
+
 @pytest.mark.parametrize(
     ("routes", "environment", "world_size", "expected"),
     [
         ({"10.0.0.1": "10.0.0.2"}, {"MASTER_ADDR": "10.0.0.1"}, 2, "10.0.0.2"),
         ({"127.0.0.1": "127.0.0.1"}, {"MASTER_ADDR": "127.0.0.1", "LOCAL_WORLD_SIZE": "2"}, 2, "127.0.0.1"),
-        ({"10.0.0.1": "10.0.0.1"}, {"MASTER_ADDR": "10.0.0.1", "LOCAL_WORLD_SIZE": "2"}, 2, "127.0.0.1"),
+        (
+            {"10.0.0.1": "10.0.0.2"},
+            {"MASTER_ADDR": "10.0.0.1", "LOCAL_WORLD_SIZE": "8", "WORLD_SIZE": "8"},
+            2,
+            "10.0.0.2",
+        ),
         ({"127.0.0.1": "127.0.0.1"}, {"MASTER_ADDR": "127.0.0.1"}, 2, "127.0.0.1"),
         (
             {"127.0.1.1": "127.0.1.1", "192.0.2.1": "10.0.0.9"},
@@ -121,7 +129,7 @@ def test_a_rank_waits_for_the_rank_0_that_comes_after_a_dead_one() -> None:
     ids=[
         "lan",
         "all-here",
-        "lan-all-here",
+        "replicas-of-torchft",
         "spawned",
         "debian-hostname",
         "no-host",

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from hive_qos.errors import EvictedError, TimedOutError
+from hive_qos.errors import EvictedError, RegisterLostError, TimedOutError
 from transport.volatile.links.links import Links
 from transport.volatile.links.mesh import CONNECT_S
 from transport.volatile.membership.restart import Restart
@@ -47,24 +47,36 @@ class Newcomer:
 
         Raises:
             TimedOutError: nobody has admitted it in time.
-            RegisterLostError: the register cannot be reached.
+            RegisterLostError: the register cannot be reached, at first or until `timeout_s` have passed.
             RegisterForgotError: it holds an older view than the one that was `left`.
             JobOverError: everybody has left since then, or the job has begun anew.
             PeerError: what the register holds is not of this job.
         """
-        give_up_s = time.monotonic() + timeout_s
+        give_up_s, heard = time.monotonic() + timeout_s, False
         while True:
             self.raise_failure()
-            view = self.register.view()
-            self._require_same_job(view)
-            if view is None or not view.members:
-                view = self._begin(view)
-            if self.member in view.members:  # it is the first
-                self.links.connect(view.mesh, frozenset(view.members))
-                return commit.begin(self.member, view)
-            admitted = self._be_admitted(view, give_up_s, timeout_s)
-            if admitted is not None:
-                return commit.begin_behind(self.member, admitted)
+            try:
+                view = self.register.view()
+                heard = True
+                joined = self._joined(view, give_up_s, timeout_s)
+            except RegisterLostError as error:
+                if not heard or time.monotonic() >= give_up_s or isinstance(error, RegisterForgotError):
+                    raise
+                _log.warning("%s joins once the register answers again: %s", self.member, error)
+            else:
+                if joined is not None:
+                    return joined
+
+    def _joined(self, view: View | None, give_up_s: float, timeout_s: float) -> State | None:
+        """The first state; None where all others have left, or died, meanwhile."""
+        self._require_same_job(view)
+        if view is None or not view.members:
+            view = self._begin(view)
+        if self.member in view.members:  # it is the first
+            self.links.connect(view.mesh, frozenset(view.members))
+            return commit.begin(self.member, view)
+        admitted = self._be_admitted(view, give_up_s, timeout_s)
+        return None if admitted is None else commit.begin_behind(self.member, admitted)
 
     def _require_same_job(self, view: View | None) -> None:
         """Who was left out does not go on in another run, whose steps count from 0."""

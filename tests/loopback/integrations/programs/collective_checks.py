@@ -393,6 +393,17 @@ def a_sparse_all_reduce_returns_before_the_others_have_called_it(rank: int, size
 
 
 @check
+def a_rank_that_cannot_begin_a_sparse_all_reduce_keeps_its_place_among_the_others(rank: int, size: int) -> None:
+    tensor = torch.sparse_coo_tensor([[rank]], torch.tensor([1.0]), (size,))
+    op = dist.ReduceOp.MAX if rank == 1 else dist.ReduceOp.SUM
+    raises(RuntimeError, lambda: dist.all_reduce(tensor, op=op), "[misuse]" if rank == 1 else "rank 1 gave up")
+    for factor in range(1, 4):
+        dense = torch.full((2,), float(factor * (rank + 1)))
+        dist.all_reduce(dense)
+        same(dense, torch.full((2,), float(factor * sum(range(1, size + 1)))))
+
+
+@check
 def tensors_of_inference_mode_are_reduced_dense_or_sparse(rank: int, size: int) -> None:
     with torch.inference_mode():
         strided = data(rank, 4, 2).t()

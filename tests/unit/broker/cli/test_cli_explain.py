@@ -114,3 +114,23 @@ def test_a_snapshot_of_something_else_is_an_error(tmp_path, text):
     path.write_text(text)
     result = RUN.invoke(app, ["explain-collective", "--from", str(path)])
     assert (result.exit_code, "not the JSON of Group.explain()" in result.output) == (3, True)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"rank": 0, "groups": [{"name": "default", "called": 7}]},
+        {"rank": 0, "groups": 5},
+        {"rank": "\x1b[31m", "groups": [{"group": "default", "collectives": []}]},
+        {"rank": 0, "groups": [{"group": "default", "collectives": [{"operation": "x"}]}]},
+        {},
+    ],
+    ids=["of a former version", "no list", "no number", "no choice", "empty"],
+)
+def test_a_rank_that_tells_no_plans_is_an_error(document: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transport.inspection.jobs.members", lambda: [(Path("/run/0"), {"job": "llm"})])
+    monkeypatch.setattr("transport.inspection.jobs.ask", lambda _path, _want: document)
+    done = RUN.invoke(app, ["explain-collective", "--job", "llm"])
+    assert "it tells no plans" in done.output
+    assert "\x1b" not in done.output
+    assert done.exit_code not in (0, 1)

@@ -231,7 +231,7 @@ def test_an_ifb_that_does_not_drain_is_deleted_all_the_same(
     assert (kernel.ifbs(), kernel.redirection("eth0"), journal.interfaces()) == ((), None, ())
 
 
-def _refuse(*_: object) -> None:
+def _refuse(*_: object, **__: object) -> None:
     raise REFUSED
 
 
