@@ -49,13 +49,15 @@ def test_an_async_member_that_is_stuck_in_a_step_keeps_nobody_from_training_or_m
 @pytest.mark.parametrize("size", [2, 3])
 def test_async_members_train_on_while_no_merge_comes_to_an_end(size: int, caplog: pytest.LogCaptureFixture) -> None:
     networks, where, begins = [model() for _ in range(size)], register(), threading.Event()
-    merged = threading.Barrier(size)
+    merged, first = threading.Barrier(size), threading.Event()
     ends: list[torch.Tensor] = []
 
     def run(rank: int) -> None:
         network = networks[rank]
         inner, algorithm = sgd(network), AsyncDiLoCo(network.parameters(), every=2, fragments=2)
+        assert rank == 0 or first.wait(60.0)  # who joins gets the state of one that trains
         with algorithm.join(where, name=f"member-{rank}", members_min=size, settings=SETTINGS, timeout_s=0.3):
+            first.set()
             if rank == size - 1:
                 assert begins.wait(60.0)  # as one that compiles, or downloads what it learns from
             else:
