@@ -130,7 +130,8 @@ def _show_running(job: str, *, as_json: bool) -> None:
     path = next((path for path, one in members if str(one.get("job")) == job), None)
     if path is None:
         others = ", ".join(sorted({printable(str(one.get("job"))) for _, one in members}))
-        reason = f"no rank of it answers on this host; {f'there are {others}' if others else 'no job runs here'}"
+        advice = f"use one of {others}" if others else "start it, or ask on a host where it runs"
+        reason = f"no rank of it answers on this host; {advice}"
         raise ConfigurationError("--job", job, reason)
     try:
         document = jobs.ask(path, jobs.PLANS)

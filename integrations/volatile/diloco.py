@@ -72,8 +72,7 @@ class DiLoCo(GlobalAlgorithm):
 
     def finish(self) -> None:
         """A last meeting, unless one has followed the last step: a second one at once would be momentum alone."""
-        has_all = self.last is not None and set(self._group.view.workers) <= set(self.last.members)  # alike on all
-        if self._inner % self.every or (self._inner and not has_all):
+        if self._inner % self.every:
             self.meet(with_all=True)
         self._end_with_means()
 

@@ -88,8 +88,8 @@ class PartialMean(Algorithm):
                 self.last, self._due = made_up, None if made_up.applied else own
         if self._due is None:  # this member was left out, and holds the others' state: nothing to do for the optimizer
             self._all.clear_gradients()
-            groups = [dict(one) for one in self._optimizer.param_groups]
-            self._kept = [groups, copy.deepcopy([one.state_dict() for one in self._also]), self._steps_made]
+            rates = [{name: one[name] for name in one if name != "params"} for one in self._optimizer.param_groups]
+            self._kept = copy.deepcopy([rates, [one.state_dict() for one in self._also], self._steps_made])
         else:
             self._all.write_gradients(weighted_mean(self._due))
 
@@ -128,10 +128,10 @@ class PartialMean(Algorithm):
     def _undo_hooks(self) -> None:
         """The caller's `optimizer.step()` had no gradients to step with, and its hooks were called all the same."""
         if self._kept is not None:
-            (groups, also, self._steps_made), self._kept = self._kept, None
+            (rates, also, self._steps_made), self._kept = self._kept, None
             for one, held in zip(self._also, also, strict=True):
                 one.load_state_dict(held)
-            for group, before in zip(self._optimizer.param_groups, groups, strict=True):
+            for group, before in zip(self._optimizer.param_groups, rates, strict=True):
                 group.update(before)
 
     def state_dict(self) -> dict[str, Any]:

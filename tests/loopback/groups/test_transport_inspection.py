@@ -71,7 +71,7 @@ def test_any_rank_tells_of_all_with_who_waits_for_whom(ranks: list[Group], folde
     assert "group default, rank " in explained
     assert "all_reduce of 390.6 KiB as int8, 1 times" in explained
     no_such = CliRunner().invoke(app, ["explain-collective", "--job", "other"])
-    assert (no_such.exit_code, "answers on this host; there are llm" in no_such.output) == (3, True)
+    assert (no_such.exit_code, "answers on this host; use one of llm" in no_such.output) == (3, True)
     wait_until(lambda: "it has not begun that" in " ".join(CliRunner().invoke(app, ["job"]).output.split()))
     ranks[2].allreduce(tensors[2]).wait()
     for work in works:

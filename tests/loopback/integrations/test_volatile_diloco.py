@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from patience import wait_until
 from volatile_members import (
     SETTINGS,
     batch,
     flat,
     in_threads,
+    learn,
     model,
     register,
     sgd,
@@ -127,6 +129,27 @@ def test_who_ends_with_a_regular_meeting_holds_what_those_hold_who_end_between_t
 
     in_threads(2, run)
     assert torch.equal(flat(networks[0]), flat(networks[1]))
+
+
+def test_who_was_late_for_the_last_meeting_ends_with_what_the_others_have() -> None:
+    size, steps, where = 3, 10, register()
+    networks = [model() for _ in range(size)]
+    algorithms = [DiLoCo(one.parameters(), every=1, quorum=2) for one in networks]
+
+    def run(rank: int) -> None:
+        network, algorithm, inner = networks[rank], algorithms[rank], sgd(networks[rank])
+        with algorithm.join(where, name=f"member-{rank}", members_min=size, settings=SETTINGS) as group:
+            for number in range(steps):
+                learn(network, inner, number * size + rank)
+                if rank == size - 1 and number == steps - 1:
+                    wait_until(lambda: algorithms[0].last is not None and algorithms[0].last.step == steps)
+                with algorithm.step():
+                    inner.step()
+            algorithm.finish()
+            assert group.step == steps
+
+    in_threads(size, run)
+    assert all(torch.equal(flat(networks[0]), flat(one)) for one in networks)
 
 
 @pytest.mark.parametrize("kind", [DiLoCo, StreamingDiLoCo])
