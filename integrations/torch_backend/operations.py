@@ -259,7 +259,7 @@ class Operations:
         collective = not callable(start)
         if self._closed.locked():
             raise MisuseError(f"{what}: process group {self.group.name} has been destroyed or aborted")
-        if collective:
+        if collective and not isinstance(start, Later):  # it has the number of the one that it depends on
             self.sequence = next(self._numbers)
         sequence = self.sequence
         if finish is None and not all(one.in_place for one in staged):
