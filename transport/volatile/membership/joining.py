@@ -63,6 +63,7 @@ class Newcomer:
                 if not heard or time.monotonic() >= give_up_s or isinstance(error, RegisterForgotError):
                     raise
                 _log.warning("%s joins once the register answers again: %s", self.member, error)
+                time.sleep(BEAT_S)  # one that refuses does so at once
             else:
                 if joined is not None:
                     return joined
