@@ -30,7 +30,7 @@ def clear(state_directory: Path = STATE_DIRECTORY) -> tuple[str, ...]:
     from shaping.kernel import RealKernel
     from shaping.shaper import Shaper
 
-    mount_point = find_mount(Path("/proc/self/mountinfo").read_text(encoding="utf-8"))
+    mount_point = find_mount()
     classifier = SocketClassifier(mount_point=mount_point) if mount_point is not None else None
     with Shaper(RealKernel(), Journal(state_directory), classifier=classifier) as shaper:
         return shaper.clear()

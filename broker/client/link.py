@@ -18,7 +18,7 @@ from typing import Any
 
 from broker.client import protocol
 from broker.client.exchange import ask
-from broker.client.mailbox import Allowance, Mailbox, Registration, SessionState
+from broker.client.mailbox import Allowance, Mailbox, SessionState
 from broker.client.trust import check_server
 
 BACKOFF_S_MIN = 0.2
@@ -141,18 +141,15 @@ def _flush(sock: socket.socket, box: Mailbox) -> bool:
     the broker does not take more now."""
     while True:
         with box.lock:
-            registration = box.registrations.get(box.unsent[0]) if box.unsent else None
+            number = box.unsent[0] if box.unsent else None
             burst = box.bursts[0] if box.bursts else None
             need = box.need if box.need_unsent else None
             program = box.program if box.program_unsent else None
             report = box.reports[0] if box.reports else None
-            if box.unsent and registration is None:
-                box.unsent.popleft()
-                continue
         try:
-            if registration is not None:
-                _send_registration(sock, box, registration)
-                _done(box, box.unsent, registration.number)
+            if number is not None:
+                _send_registration(sock, box, number)
+                _done(box, box.unsent, number)
             elif burst is not None:
                 message = _on_time(burst)
                 if message is not None:
@@ -190,12 +187,14 @@ def _done(box: Mailbox, queue: Any, item: object) -> None:
             queue.popleft()
 
 
-def _send_registration(sock: socket.socket, box: Mailbox, registration: Registration) -> None:
-    target = registration.sock()
-    descriptor = -1 if target is None else target.fileno()
-    if descriptor < 0:
-        with box.lock:
-            box.registrations.pop(registration.number, None)
+def _send_registration(sock: socket.socket, box: Mailbox, number: int) -> None:
+    with box.lock:
+        registration = box.registrations.get(number)
+        target = None if registration is None else registration.sock()  # it lives until it is sent
+        if target is None or target.fileno() < 0:
+            box.registrations.pop(number, None)
+    if registration is None or target is None or target.fileno() < 0:
+        sock.send(protocol.encode({"op": "unregister", "id": number}))
         return
     message = {
         "op": "register",
@@ -203,7 +202,7 @@ def _send_registration(sock: socket.socket, box: Mailbox, registration: Registra
         "class": registration.traffic_class,
         "role": registration.role,
     }
-    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))
+    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [target.fileno()]))
     sock.sendmsg([protocol.encode(message)], [rights])
 
 
@@ -236,7 +235,8 @@ def _note(box: Mailbox, answer: dict[str, Any]) -> None:
     operation, number = answer.get("op"), answer.get("id")
     with box.lock:
         if operation == "registered" and isinstance(number, int):
-            box.flows[number] = tuple(str(name) for name in answer.get("flows", ()))
+            if number in box.registrations:
+                box.flows[number] = tuple(str(name) for name in answer.get("flows", ()))
             note = answer.get("note")
             if isinstance(note, str) and note != box.noted:
                 box.noted = note

@@ -17,7 +17,7 @@ BURSTS_MAX = 64
 REPORTS_MAX = 4
 """Reports that wait: 0.4 s of them; older measurements would only mislead."""
 REGISTRATIONS_MAX = 256
-"""Sockets of one session: one a class and listening address; 256 is beyond any sane program."""
+"""Open sockets of one session, as the broker allows it."""
 
 
 class SessionState(enum.Enum):
@@ -78,6 +78,12 @@ class Registration:
     traffic_class: str
     role: str
 
+    @property
+    def closed(self) -> bool:
+        """The socket is closed, or nobody has it any more."""
+        sock = self.sock()
+        return sock is None or sock.fileno() < 0
+
 
 @dataclass(frozen=True)
 class Allowance:
@@ -98,6 +104,7 @@ class Mailbox:
     state: SessionState = SessionState.CONNECTING
     registrations: dict[int, Registration] = field(default_factory=dict)
     unsent: deque[int] = field(default_factory=deque)
+    """Registrations of which the broker is to be told: that they are there, or that they are not any more."""
     bursts: deque[tuple[float, dict[str, Any]]] = field(default_factory=lambda: deque(maxlen=BURSTS_MAX))
     need: tuple[float, dict[str, Any]] | None = None
     """What was declared last, and when; sent again to a broker that comes back."""
@@ -116,6 +123,17 @@ class Mailbox:
     numbers: int = 0
     connection: socket.socket | None = None
     wake: Wake = field(default_factory=Wake)
+
+    def tell(self, number: int) -> None:
+        """Have the broker told of a registration; a broker that comes is told of all. The caller holds the lock."""
+        if self.state is SessionState.CONNECTED:
+            self.unsent.append(number)
+
+    def forget(self, number: int) -> None:
+        """Take a registration out; the caller holds the lock."""
+        self.flows.pop(number, None)
+        if self.registrations.pop(number, None) is not None:
+            self.tell(number)
 
     def number(self) -> int:
         """The next message id; the caller holds the lock."""

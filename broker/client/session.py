@@ -100,24 +100,33 @@ class Session:
             role: `gradient`, `bulk` or `storage`; bulk yields to gradients within `compute`.
 
         Returns:
-            A number for `unregister`, 0 when nothing was taken (session off or closed, or too many sockets).
+            A number for `unregister`, 0 when nothing was taken: the session is off or closed, or has 256 open sockets
+            (`rejections` tells).
         """
         box = self._box
-        if not self._live() or len(box.registrations) >= REGISTRATIONS_MAX:
+        if not self._live():
             return 0
         with box.lock:
+            for former in [one for one in box.registrations.values() if one.closed]:
+                box.forget(former.number)
+            if len(box.registrations) >= REGISTRATIONS_MAX:
+                box.rejections.append(f"too-many: a session has at most {REGISTRATIONS_MAX} sockets at once")
+                return 0
             number = box.number()
             box.registrations[number] = Registration(number, weakref.ref(sock), traffic_class, role)
-            box.unsent.append(number)
+            box.tell(number)
         box.wake.set()
         return number
 
     def unregister(self, number: int) -> None:
-        """Forget a socket: it keeps its mark until it is closed, but is not registered again."""
+        """Forget a socket: it keeps its mark until it is closed, but is not registered again.
+
+        Closed sockets are also forgotten at the next `register`.
+        """
         if self._live():
             with self._box.lock:
-                self._box.registrations.pop(number, None)
-                self._box.flows.pop(number, None)
+                self._box.forget(number)
+            self._box.wake.set()
 
     def announce(
         self, *, step: int, bytes_by_destination: Mapping[str, int], deadline_s: float, next_s: float | None = None

@@ -185,6 +185,8 @@ class ActivePolicy:
     def _unset(self, request: PolicyRequest) -> PolicyAnswer:
         """Of one thing, or of one key of it; of all where nothing is named."""
         wanted, former = (request.kind, request.name), self._components.settings.lasting()
+        if wanted == ("", "") and request.texts:
+            raise ConfigurationError("key", ", ".join(request.texts), "is of a thing: name its kind and name, too")
         gone = [
             one for one in former
             if wanted == ("", "") or ((one.kind, one.name) == wanted and one.key in (request.texts or (one.key,)))

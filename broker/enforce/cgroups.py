@@ -15,7 +15,7 @@ from pathlib import Path
 from broker.policy.types import CLASS_NAMES
 from hive_qos.errors import KernelRejectedError, PrivilegeError
 from hive_qos.text import printable
-from shaping.classify.cgroup import programs_of_others
+from shaping.classify.cgroup import find_mount, programs_of_others
 
 _BASE = "hive-qos"
 _NO_LIMIT = re.compile(r"(max( \d+)?|\S+( (\S+=)?max)+)?")
@@ -32,13 +32,9 @@ enters a class from there, or from a cron job, is freed of nothing. Somebody's s
 
 
 def mount_point() -> str | None:
-    """Where cgroup v2 is mounted (not at the top of /sys/fs/cgroup on hybrid hosts), None where it is not."""
-    with open("/proc/self/mountinfo", encoding="utf-8") as mounts:
-        for line in mounts:
-            before, _, after = line.partition(" - ")
-            if after.startswith("cgroup2 "):
-                return before.split()[4].replace("\\040", " ")
-    return None
+    """Where cgroup v2 is mounted, None where it is not."""
+    found = find_mount()
+    return None if found is None else str(found)
 
 
 def base_name() -> str:

@@ -63,6 +63,7 @@ class FlowTable:
 
     def __init__(self) -> None:
         self.passed: dict[str, PassedSocket] = {}
+        self._registrations: dict[tuple[str, int], list[str]] = {}
         self._classes: dict[str, set[str]] = {}
         self._whose: dict[str, tuple[int, str]] = {}
         self._reported: dict[str, dict[Endpoint, _Reported]] = {}
@@ -80,11 +81,17 @@ class FlowTable:
         self._numbers += 1
         return f"f-{self._numbers}"
 
-    def add(self, flow: PassedSocket) -> None:
-        """Enter a socket that was passed and marked."""
+    def add(self, flow: PassedSocket, *, registration: int) -> None:
+        """Enter a socket that was passed and marked, with the number of the message that it came with."""
         self.passed[flow.name] = flow
+        self._registrations.setdefault((flow.session, registration), []).append(flow.name)
         self._classes.setdefault(flow.session, set()).add(flow.traffic_class)
         self._whose[flow.session] = flow.uid, flow.job
+
+    def remove(self, session: str, *, registration: int) -> None:
+        """Take the sockets of one message out; harmless where there are none."""
+        for name in self._registrations.pop((session, registration), ()):
+            self.passed.pop(name, None)
 
     def job_of(self, session: str) -> JobKey:
         """The job of a session that has passed sockets; `NO_JOB` where it named none."""
@@ -146,6 +153,7 @@ class FlowTable:
         self._classes.pop(session, None)
         self._whose.pop(session, None)
         self.passed = {name: flow for name, flow in self.passed.items() if flow.session != session}
+        self._registrations = {key: names for key, names in self._registrations.items() if key[0] != session}
 
     def tcp_connections(self) -> tuple[tuple[TcpConnection, str], ...]:
         """The last look, with the class of each."""

@@ -29,7 +29,8 @@ class LeafCounters(Protocol):
 
 class Slots:
     """Who has which of a few leaves. The one that was left longest ago is taken first: a socket keeps its mark until it
-    is closed, and its last packets may go through the leaf of a job that has ended.
+    is closed, and its last packets may go through the leaf of a job that has ended. A job that comes back gets its own
+    again where nobody has had it since: another's counter would look like a burst.
 
     A socket keeps its leaf, so that none can be taken back for a user who comes later. So a user gets another one only
     while at least as many stay free as he then has (dynamic thresholds: Choudhury and Hahne, 1998). One alone has half
@@ -37,7 +38,7 @@ class Slots:
     """
 
     def __init__(self, count: int) -> None:
-        self._free = list(range(count))
+        self._free: dict[int, JobKey | None] = dict.fromkeys(range(count))  # by whom each was left
         self._of_job: dict[JobKey, int] = {}
 
     def take(self, job: str, *, uid: int) -> int | None:
@@ -49,7 +50,8 @@ class Slots:
         mine = sum(owner == uid for owner, _ in self._of_job)
         if mine and mine + 1 > len(self._free) - 1:
             return None
-        slot = self._free.pop(0)
+        slot = next((slot for slot, left_by in self._free.items() if left_by == (uid, job)), next(iter(self._free)))
+        del self._free[slot]
         self._of_job[uid, job] = slot
         return slot
 
@@ -57,7 +59,7 @@ class Slots:
         """Give a job's leaf back, where it has one."""
         slot = self._of_job.pop(job, None)
         if slot is not None:
-            self._free.append(slot)
+            self._free[slot] = job
 
     def taken(self) -> Mapping[JobKey, int]:
         """The jobs that have a leaf."""

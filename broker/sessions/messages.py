@@ -67,6 +67,12 @@ class Register(_Message, frozen=True, kw_only=True, tag="register"):
     role: Role
 
 
+class Unregister(_Message, frozen=True, kw_only=True, tag="unregister"):
+    """The sockets of an earlier `register` with this number are closed, or shall be forgotten."""
+
+    number: Number = field(name="id")
+
+
 class Announce(_Message, frozen=True, kw_only=True, tag="burst"):
     """A burst begins: bytes to each address, seconds until they should be there, seconds until the next burst."""
 
@@ -151,7 +157,7 @@ class Bye(_Message, frozen=True, kw_only=True, tag="bye"):
     """The client is done."""
 
 
-Message = Hello | Register | Announce | AnnounceEnd | Declare | Program | Report | Enter | Bye
+Message = Hello | Register | Unregister | Announce | AnnounceEnd | Declare | Program | Report | Enter | Bye
 
 
 # --- from the broker ----------------------------------------------------------------------------------------------

@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from msgspec import Struct
 
 from broker.client.protocol import DESCRIPTORS_MAX, PACKET_BYTES_MAX, VERSION
-from broker.sessions.messages import Bye, ErrorReply, Hello, Message, Register, Reply, Welcome, error, read
+from broker.sessions.messages import Bye, ErrorReply, Hello, Message, Register, Reply, Unregister, Welcome, error, read
 
 MESSAGES_PER_S = 200.0
 """Ten reports and a burst or two each 100 ms are 30 a second; more than 200 is a program gone wrong."""
 MESSAGES_AT_ONCE = 100.0
 """What may come in one go: a reconnecting program that registers all its sockets."""
 FLOWS_MAX = 256
-"""Sockets of one session; the client library keeps to the same bound."""
+"""Sockets that one session has registered at once; the client library keeps to the same bound."""
 
 
 class Phase(enum.Enum):
@@ -59,7 +59,8 @@ class SessionProtocol:
     host: str
     phase: Phase = Phase.NEW
     hello: Hello = field(default_factory=lambda: Hello(v=VERSION))
-    flows: int = 0
+    flows: dict[int, int] = field(default_factory=dict)
+    """Sockets registered now, by the number of the message that they came with."""
 
     def receive(self, packet: bytes, *, descriptors: int = 0, truncated: bool = False) -> tuple[Action, ...]:
         """Take one packet.
@@ -93,15 +94,17 @@ class SessionProtocol:
             return self._end("", "the client sent bye")
         if isinstance(message, Register):
             return self._register(message, descriptors)
+        if isinstance(message, Unregister):
+            self.flows.pop(message.number, None)
         return (message,)
 
     def _register(self, message: Register, descriptors: int) -> tuple[Action, ...]:
         if not 1 <= descriptors <= DESCRIPTORS_MAX:
             text = f"register needs 1 to {DESCRIPTORS_MAX} descriptors, came with {descriptors}"
             return (error("no-descriptor" if not descriptors else "too-many", text, number=message.number),)
-        if self.flows + descriptors > FLOWS_MAX:
-            return (error("too-many", f"a session has at most {FLOWS_MAX} sockets", number=message.number),)
-        self.flows += descriptors
+        if sum(self.flows.values()) + descriptors > FLOWS_MAX:
+            return (error("too-many", f"a session has at most {FLOWS_MAX} sockets at once", number=message.number),)
+        self.flows[message.number] = self.flows.get(message.number, 0) + descriptors
         return (message,)
 
     def _broken(self, why: ErrorReply) -> tuple[Action, ...]:

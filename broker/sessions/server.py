@@ -33,6 +33,7 @@ from broker.sessions.messages import (
     Register,
     Reply,
     Report,
+    Unregister,
     error,
     write,
 )
@@ -67,6 +68,9 @@ class SessionHandler(Protocol):
 
     def register(self, session: Session, message: Register, sockets: list[socket.socket]) -> Reply:
         """Mark the sockets, which are only lent for the call."""
+
+    def unregister(self, session: Session, message: Unregister) -> None:
+        """Sockets are closed."""
 
     def announce(self, session: Session, message: Announce) -> None:
         """A burst; the answer is sent after the decision."""
@@ -330,6 +334,8 @@ class SessionServer:
                                    pid=session.peer.pid, uid=session.peer.uid)  # fmt: skip
                 case Register():
                     reply = self._register(session, action, descriptors)
+                case Unregister():
+                    self._service.unregister(session, action)
                 case Announce():
                     self._service.announce(session, action)
                 case AnnounceEnd():

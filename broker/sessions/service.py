@@ -31,6 +31,7 @@ from broker.sessions.messages import (
     Registered,
     Reply,
     Report,
+    Unregister,
     error,
 )
 from broker.sessions.need_table import NeedTable
@@ -133,9 +134,13 @@ class SessionService:
                 uid=session.peer.uid,
                 inode=os.fstat(sock.fileno()).st_ino,
             )
-            self._flows.add(flow)
+            self._flows.add(flow, registration=message.number)
             names.append(flow.name)
         return Registered(number=message.number, flows=names, note=_FOREIGN if foreign else "")
+
+    def unregister(self, session: Session, message: Unregister) -> None:
+        """Forget the sockets of a registration. Those that are open keep their marks."""
+        self._flows.remove(session.name, registration=message.number)
 
     def _leaf_of(self, session: Session, traffic_class: str) -> int | None:
         """The slot of the leaf for a session's socket. A new one gets its rate before its first packet: HTB books a

@@ -20,6 +20,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,6 +42,7 @@ _OURS = "hq_"
 """So the names of our programs begin, in whatever network namespace: whoever can load one is trusted with more."""
 AGAIN_S = 5.0
 """After the kernel refused: who held a cgroup's programs for himself may be gone by then."""
+_ESCAPED = re.compile(rb"\\([0-3][0-7]{2})")
 _ATTACH_TYPES = (bpf.ATTACH_SOCK_CREATE, bpf.ATTACH_SOCK_OPS)
 
 
@@ -58,12 +60,17 @@ class _Place:
     again_s: float = math.inf
 
 
-def find_mount(mountinfo: str) -> Path | None:
-    """Where cgroup v2 is mounted, from the text of /proc/self/mountinfo; None where it is not (see proc(5))."""
-    for line in mountinfo.splitlines():
-        fields, _, rest = line.partition(" - ")
-        if rest.split(" ", 1)[0] == "cgroup2":
-            return Path(fields.split(" ")[4].encode().decode("unicode_escape"))
+def find_mount() -> Path | None:
+    """Where cgroup v2 is mounted (not at the top of /sys/fs/cgroup on hybrid hosts); None where it is not."""
+    return mount_in(Path("/proc/self/mountinfo").read_bytes())
+
+
+def mount_in(mountinfo: bytes) -> Path | None:
+    """As `find_mount`, from what /proc/self/mountinfo holds (proc(5)). Other mounts' names may be any bytes."""
+    for line in mountinfo.split(b"\n"):
+        fields, _, rest = line.partition(b" - ")
+        if rest.split(b" ", 1)[0] == b"cgroup2":
+            return Path(os.fsdecode(_ESCAPED.sub(lambda found: bytes([int(found[1], 8)]), fields.split(b" ")[4])))
     return None
 
 
@@ -73,7 +80,7 @@ def mount() -> Path:
     Raises:
         ShapingError: nowhere; rules on cgroups and users cannot work.
     """
-    found = find_mount(Path("/proc/self/mountinfo").read_text(encoding="utf-8"))
+    found = find_mount()
     if found is None:
         raise ShapingError("cgroup v2 is not mounted; rules on cgroups and users cannot work on this host")
     return found

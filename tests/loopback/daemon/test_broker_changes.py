@@ -75,6 +75,13 @@ def test_a_setting_counts_at_once_is_shown_and_ends_when_it_is_unset(running: Ru
     assert "nothing of the kind is set" in command(running, "unset", "class", "storage", code=5)
 
 
+def test_to_unset_a_key_of_nothing_named_unsets_nothing(running: Running) -> None:
+    command(running, "set", "class", "storage", "guarantee=22%")
+    with pytest.raises(BrokerRejectedError, match="name its kind and name, too"):
+        http.post("/v1/unset?kind=&name=&key=guarantee", socket_path=running.api)
+    assert guarantee(running) == pytest.approx(0.22)
+
+
 def test_a_setting_that_breaks_a_sum_is_refused_and_nothing_changes(running: Running) -> None:
     assert "add up to more than 100 %" in command(running, "set", "class", "storage", "guarantee=60%", code=3)
     assert "no such interface" in command(running, "set", "interface", "eth0", "egress=80Mbit/s", code=3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -40,6 +41,29 @@ def test_a_session_survives_absence_and_death_of_the_broker_and_registers_again(
         assert running.marks == 2 * [(0x230, 18)]
         assert session.reconnects == 2
     assert session.state is SessionState.CLOSED
+
+
+def test_a_session_has_256_sockets_at_once_and_any_number_one_after_the_other(running: Running) -> None:
+    def sockets() -> int:
+        return sum(flow["kind"] == "socket" for flow in running.status()["flows"])
+
+    with Session(job="j", socket_path=running.sessions) as session, contextlib.ExitStack() as stack:
+        wait_until(lambda: session.state is SessionState.CONNECTED)
+        for count in range(1, 301):
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+                assert session.register(udp, traffic_class="compute", role="bulk"), count
+                wait_until(lambda: len(session.flows) == 1)
+        assert wait_until(sockets) == 1
+        for _ in range(255):
+            udp = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+            number = session.register(udp, traffic_class="compute", role="bulk")
+        assert session.register(udp, traffic_class="compute", role="bulk")
+        assert session.register(udp, traffic_class="compute", role="bulk") == 0
+        assert session.rejections == ("too-many: a session has at most 256 sockets at once",)
+        session.unregister(number)
+        assert session.register(udp, traffic_class="compute", role="bulk")
+        wait_until(lambda: len(session.flows) == 256)
+        assert sockets() == 256
 
 
 def test_a_refusal_that_came_before_we_spoke_is_read_all_the_same() -> None:

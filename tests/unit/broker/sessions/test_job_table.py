@@ -26,7 +26,9 @@ class Host:
     flows: FlowTable = field(default_factory=FlowTable)
 
     def register(self, session: str, job: str, *, uid: int = 1000, traffic_class: str = "compute") -> int | None:
-        self.flows.add(PassedSocket(session, session, job, traffic_class, "gradient", "udp", "", 1, uid, 1))
+        self.flows.add(
+            PassedSocket(session, session, job, traffic_class, "gradient", "udp", "", 1, uid, 1), registration=1
+        )
         return self.book.register(session, job=job, traffic_class=traffic_class, uid=uid)
 
     def report(self, session: str, *connections: ConnectionReport, now_s: float = 0.0) -> None:
@@ -70,6 +72,14 @@ def test_a_leaf_that_was_given_back_is_taken_last() -> None:
     first = slots.take("a", uid=1)
     slots.leave((1, "a"))
     assert [slots.take(job, uid=uid) for job, uid in (("b", 1), ("c", 1), ("d", 2), ("e", 3))] == [1, 2, 3, first]
+
+
+def test_a_job_that_comes_back_has_its_own_leaf_again() -> None:
+    slots = Slots(4)
+    slots.take("a", uid=1)
+    slots.leave((1, "a"))
+    assert slots.take("a", uid=2) == 1, "another user's job of that name"
+    assert slots.take("a", uid=1) == 0
 
 
 def test_jobs_without_a_name_and_beyond_the_leaves_and_storages_have_none() -> None:

@@ -28,6 +28,7 @@ from broker.sessions.messages import (
     Registered,
     Reply,
     Report,
+    Unregister,
     Welcome,
     read,
     write,
@@ -127,8 +128,12 @@ def test_register_without_a_descriptor_is_refused() -> None:
 
 def test_a_session_has_a_bounded_number_of_sockets() -> None:
     machine = opened()
-    for _ in range(FLOWS_MAX // 8):
-        assert isinstance(machine.receive(encode(REGISTER), descriptors=8)[0], Register)
+    for number in range(FLOWS_MAX // 8):
+        assert isinstance(machine.receive(encode({**REGISTER, "id": number}), descriptors=8)[0], Register)
+    assert code(machine.receive(encode(REGISTER), descriptors=1)) == "too-many"
+    assert machine.receive(packet(op="unregister", id=3)) == (Unregister(number=3),)
+    machine.receive(packet(op="unregister", id=3))
+    assert isinstance(machine.receive(encode(REGISTER), descriptors=8)[0], Register)
     assert code(machine.receive(encode(REGISTER), descriptors=1)) == "too-many"
 
 

@@ -64,7 +64,8 @@ class Host:
             self.flows.add(
                 PassedSocket(
                     session.name, session.name, session.job, "compute", "gradient", "udp", "", 1, session.uid, 1
-                )
+                ),
+                registration=1,
             )
 
     def report(self, session: Someone, delivered: int, peer: str = "10.0.0.2") -> None:

@@ -187,7 +187,9 @@ def test_reports_count_for_classes_in_which_the_session_has_sockets(
 ) -> None:
     bench = Bench()
     for number, name in enumerate(registered):
-        bench.flows.add(PassedSocket(f"f-{number}", "s-1", "j", name, "bulk", "udp", "10.0.0.1:1", 1, 1000, number))
+        bench.flows.add(
+            PassedSocket(f"f-{number}", "s-1", "j", name, "bulk", "udp", "10.0.0.1:1", 1, 1000, number), registration=1
+        )
     connection = ConnectionReport(peer=Endpoint("10.0.0.2", 1), traffic_class=reported, rtt_s=0.01)
     bench.service.report(cast(Session, Someone("s-1")), Report(connections=(connection,)))
     samples = bench.flows.samples(interface_of=lambda _: "eth0", now_s=0.0).get("eth0", ())

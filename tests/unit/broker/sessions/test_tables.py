@@ -215,7 +215,10 @@ def test_a_user_of_many_sessions_and_peers_takes_no_place_of_the_kernels_or_of_o
     table = FlowTable()
     for number in range(300):
         session, uid = f"s-{number}", 1000 if number else 2000
-        table.add(PassedSocket(session, session, "j", "compute", "gradient", "udp", "10.0.0.1:1", 1, uid, number))
+        table.add(
+            PassedSocket(session, session, "j", "compute", "gradient", "udp", "10.0.0.1:1", 1, uid, number),
+            registration=number,
+        )
         table.report(session, [connection(f"10.3.{number % 250}.{port}", port + 1) for port in range(20)], now_s=0.0)
     table.see_tcp(
         [tcp(local=("10.0.0.1", 5000 + port)) for port in range(40)], matching=PortClasses(POLICY, CLASS_OF_PRIORITY)
@@ -229,7 +232,12 @@ def test_a_user_of_many_sessions_and_peers_takes_no_place_of_the_kernels_or_of_o
 def test_a_session_that_is_gone_takes_its_flows_with_it() -> None:
     table = FlowTable()
     table.report("s-1", [connection()], now_s=0.0)
-    table.passed["f-1"] = PassedSocket("f-1", "s-1", "j", "compute", "gradient", "udp", "10.0.0.1:1", 1, 0, 5)
+    first = PassedSocket("f-1", "s-1", "j", "compute", "gradient", "udp", "10.0.0.1:1", 1, 0, 5)
+    table.add(first, registration=1)
+    table.add(msgspec.structs.replace(first, name="f-2"), registration=2)
+    table.remove("s-1", registration=1)
+    table.remove("s-2", registration=2)
+    assert list(table.passed) == ["f-2"]
     table.forget("s-1")
     assert (table.passed, table.samples(interface_of=towards, now_s=0.0)) == ({}, {})
 

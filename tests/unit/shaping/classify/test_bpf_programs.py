@@ -9,7 +9,7 @@ import pytest
 
 from shaping.classify.bpf import instruction, load_64
 from shaping.classify.bpf_programs import accept_program, create_program
-from shaping.classify.cgroup import find_mount
+from shaping.classify.cgroup import mount_in
 from shaping.model.names import classid
 
 
@@ -45,4 +45,5 @@ def test_a_64_bit_constant_keeps_both_halves() -> None:
     ],
 )
 def test_cgroup_v2_is_found_wherever_it_is_mounted(text: str, found: str | None) -> None:
-    assert find_mount(text) == (Path(found) if found else None)
+    others = b"50 35 0:50 / /mnt/donn\xe9es\xe2\x80\xa8x rw - ext4 /dev/sdb rw\n"
+    assert mount_in(others + text.encode()) == (Path(found) if found else None)
