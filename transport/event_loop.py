@@ -77,14 +77,14 @@ class EventLoop:
     def _wake_s(self) -> float:
         try:
             return self._tick(time.monotonic())
-        except Exception:  # noqa: BLE001 - the thread must outlive a mistake, or everybody would wait for ever
+        except BaseException:  # noqa: BLE001 - the thread must outlive a mistake, or everybody would wait for ever
             _log.exception("the transport's thread failed in its periodic work")
             return time.monotonic() + IDLE_S
 
     def _guard(self, item: Callable[[], None]) -> None:
         try:
             item()
-        except Exception:  # noqa: BLE001 - as above; operations end by their timeouts
+        except BaseException:  # noqa: BLE001 - as above; operations end by their timeouts
             _log.exception("the transport's thread failed in an item")
 
 

@@ -92,6 +92,31 @@ class Group:
             PeerError: a rank's certificate or its rendezvous entry is not good, or it gave up connecting and said why.
             ConnectionLostError: rank 0 has ended, and the rendezvous that it served with it.
         """
+        return cls._connect(
+            rendezvous,
+            rank=rank,
+            world_size=world_size,
+            name=name,
+            timeout_s=timeout_s,
+            connect_timeout_s=connect_timeout_s,
+            settings=settings,
+            compression=compression,
+        )
+
+    @classmethod
+    def _connect(
+        cls,
+        rendezvous: Rendezvous,
+        *,
+        rank: int,
+        world_size: int,
+        name: str,
+        timeout_s: float,
+        connect_timeout_s: float,
+        settings: Settings | None,
+        compression: str,
+        is_cancelled: Callable[[], bool] = lambda: False,
+    ) -> Group:
         from transport.runtime import Runtime
 
         Codec.named(compression)  # before anybody waits for us
@@ -109,8 +134,9 @@ class Group:
             name=name,
             timeout_s=connect_timeout_s,
             settings=settings,
+            is_cancelled=is_cancelled,
         )
-        return cls(
+        group = cls(
             runtime,
             name=name,
             ranks=tuple(range(world_size)),
@@ -118,6 +144,9 @@ class Group:
             parent=True,
             compression=compression,
         )
+        if is_cancelled():
+            group.close()
+        return group
 
     @classmethod
     async def connect_async(
@@ -132,12 +161,14 @@ class Group:
         settings: Settings | None = None,
         compression: str = "",
     ) -> Group:
-        """`connect`, without blocking the event loop: `async with await Group.connect_async(...) as group`."""
-        connected: list[Group] = []
-        is_cancelled = threading.Event()
+        """`connect`, without blocking the event loop: `async with await Group.connect_async(...) as group`.
 
-        def connect() -> Group:
-            group = cls.connect(
+        Cancelled, it ends within a second, and the others are not told: this rank may connect again.
+        """
+        is_cancelled = threading.Event()
+        connecting = asyncio.ensure_future(
+            asyncio.to_thread(
+                cls._connect,
                 rendezvous,
                 rank=rank,
                 world_size=world_size,
@@ -146,18 +177,16 @@ class Group:
                 connect_timeout_s=connect_timeout_s,
                 settings=settings,
                 compression=compression,
+                is_cancelled=is_cancelled.is_set,
             )
-            connected.append(group)
-            if is_cancelled.is_set():
-                group.close()
-            return group
-
+        )
         try:
-            return await asyncio.to_thread(connect)
-        except asyncio.CancelledError:  # the thread goes on, and nobody would close what it makes
+            return await asyncio.shield(connecting)
+        except asyncio.CancelledError:
             is_cancelled.set()
-            for group in connected:
-                group.close()
+            await asyncio.wait([connecting])
+            if connecting.exception() is None:
+                await asyncio.to_thread(connecting.result().close)
             raise
 
     @property
@@ -386,8 +415,9 @@ class Group:
             into: a writable tensor that the message must fill exactly; None: `Work.wait()` returns a new numpy array
                 (bfloat16 and float8, which numpy lacks, as a `TensorView`).
 
-        Afterwards `work.source` is the sender's rank in this group. Where several receives with one tag wait and the
-        first one times out, its message is for the next receive that is called. Those that wait get the ones behind it.
+        Afterwards `work.source` is the sender's rank in this group. `work.cancel()` gives the receive up. Where several
+        with one tag wait and the first one ends without its message, that is for the next receive that is called. Those
+        that wait get the ones behind it.
         """
         world_rank = None if peer is None else self._peer(peer)
         return self._runtime.recv(self.name, world_rank, tag, into, timeout_s=self._timeout_s(timeout_s))

@@ -107,11 +107,13 @@ class Runtime:
         timeout_s: float,
         settings: Settings | None = None,
         factories: Factories | None = None,
+        is_cancelled: Callable[[], bool] = lambda: False,
     ) -> Runtime:
         """Meet the others and connect to all of them. Arguments and errors as `Group.connect`.
 
         Args:
             factories: how to make engine, sockets and identity; None for the real ones.
+            is_cancelled: asked every half second; then it raises `CancelledError`, which the others are not told.
         """
         if not (hasattr(world_size, "__index__") and is_index(rank, world_size)):
             raise MisuseError(f"rank is {rank!r}, and world_size {world_size!r}: ranks are numbers below that")
@@ -126,6 +128,7 @@ class Runtime:
             give_up_s=give_up_s,
             settings=settings,
             factories=factories or Factories(),
+            is_cancelled=is_cancelled,
         )
         return cls.over(bootstrap, rank=rank, give_up_s=give_up_s, timeout_s=timeout_s)
 
@@ -361,6 +364,8 @@ class Runtime:
             what = f"receive with tag {tag} from {source} of group {group}"
             work = Work(what, bytes_total=view.data.nbytes if view else 0)
             op = P2POp(work, group, tag, timeout_s, time.monotonic() + timeout_s, peer=rank, into=view)
+            reason = CancelledError(f"{what}: the caller has cancelled it")
+            work.cancel_by(lambda: self._loop.call(lambda: self._p2p.give_up(op, reason)))
             self._begin_p2p(op, lambda: self._p2p.receive(op, rank))
         return work
 

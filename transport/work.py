@@ -52,6 +52,7 @@ class Work:
         self.source: int | None = None
         self._bytes_done = 0
         self._watched: Callable[[], int] | None = None
+        self._cancel: Callable[[], None] | None = None
         self._process = os.getpid()
         self._ended = End()
         self._error: HiveError | None = None
@@ -113,25 +114,50 @@ class Work:
         """
         self._ended.tell(functools.partial(self._call, callback))
 
+    def cancel(self) -> None:
+        """Give up a receive, from any thread: soon it ends with `CancelledError`, and the next one takes its message.
+
+        Where its message has come already, it ends with that. Other operations go on: their other ranks count on them.
+        """
+        if self._cancel is not None and os.getpid() == self._process:
+            self._cancel()
+
     def __await__(self) -> Generator[object, None, object]:
-        """`await work` in an asyncio task, with the same outcome as `wait()`."""
+        """`await work` in an asyncio task, with the same outcome as `wait()`.
+
+        A task that is cancelled meanwhile (`asyncio.wait_for`) cancels a receive, too, and goes on when that has ended.
+        If its message came just then, `result()` still has it.
+        """
         if not self._ended.is_set():
-            loop = asyncio.get_running_loop()
-            ended: asyncio.Future[None] = loop.create_future()
-
-            def finish() -> None:
-                if not ended.done():
-                    ended.set_result(None)
-
-            def from_any_thread(_work: Work) -> None:
-                if not loop.is_closed():
-                    loop.call_soon_threadsafe(finish)
-
-            self.add_done_callback(from_any_thread)
-            yield from ended
+            try:
+                yield from self._when_ended()
+            except asyncio.CancelledError:
+                if self._cancel is not None:
+                    self.cancel()
+                    yield from self._when_ended()
+                raise
         return self.result()
 
+    def _when_ended(self) -> asyncio.Future[None]:
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+
+        def finish() -> None:
+            if not ended.done():
+                ended.set_result(None)
+
+        def from_any_thread(_work: Work) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(finish)
+
+        self.add_done_callback(from_any_thread)
+        return ended
+
     # The transport's side.
+
+    def cancel_by(self, cancel: Callable[[], None]) -> None:
+        """How `cancel` reaches the transport's thread; without, it does nothing."""
+        self._cancel = cancel
 
     def progress(self, byte_count: int) -> None:
         """Count payload bytes as done. Called from the transport's thread only."""
@@ -152,7 +178,7 @@ class Work:
     def _call(self, callback: Callable[[Work], None]) -> None:
         try:
             callback(self)
-        except Exception:  # noqa: BLE001 - a caller's callback must not stop the transport's thread
+        except BaseException:  # noqa: BLE001 - a caller's callback must not stop the transport's thread
             _log.exception("a callback of %s failed", self.what)
 
 

@@ -3,7 +3,7 @@
 One key for a world holds the reason of the first rank that gives up. It is checked as rank infos are: it names the run,
 and where the job has a secret, an HMAC covers all of it. A reason that fails the check is ignored. So somebody who can
 write to the store can hide an abort, but not cause one. A rank whose time is over publishes nothing: the others' time
-is over too, and each names the ranks that it misses.
+is over too, and each names the ranks that it misses. Nor does one whose caller cancelled: he may try again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import contextlib
 import json
 import logging
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from hive_qos.errors import CancelledError, ConnectionLostError, PeerError, TimedOutError, TransportError
 from transport.bootstrap.rank_info import RUN_BYTES, Run
@@ -36,12 +36,25 @@ _log = logging.getLogger("transport.bootstrap.abort")
 class BootstrapAbort:
     """Publishes why this rank cannot connect, and reads why another one cannot.
 
+    Args:
+        is_cancelled: whether whoever wanted the connection wants it no more.
+
     Attributes:
         run: None until it is known.
     """
 
-    def __init__(self, rendezvous: Rendezvous, *, rank: int, world: str, world_size: int, settings: Settings) -> None:
+    def __init__(
+        self,
+        rendezvous: Rendezvous,
+        *,
+        rank: int,
+        world: str,
+        world_size: int,
+        settings: Settings,
+        is_cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.run: Run | None = None
+        self._is_cancelled = is_cancelled
         self._rendezvous = rendezvous
         self._rank = rank
         self._world = world
@@ -59,7 +72,10 @@ class BootstrapAbort:
         Raises:
             PeerError: a rank gave up; names it and its reason.
             ConnectionLostError: the store is gone.
+            CancelledError: the caller has cancelled.
         """
+        if self._is_cancelled():
+            raise CancelledError("connecting: the caller has cancelled it")
         try:
             published = self._read_reason()
         except TransportError as error:
@@ -74,7 +90,7 @@ class BootstrapAbort:
         """Publish why the body failed, where it did and the store can still be reached."""
         try:
             yield
-        except TimedOutError:
+        except (TimedOutError, CancelledError):
             raise
         except Exception as error:
             reason = str(error) or type(error).__name__

@@ -111,16 +111,21 @@ def exchange_rank_infos(
     give_up_s: float,
     settings: Settings,
     factories: Factories,
+    is_cancelled: Callable[[], bool],
 ) -> Bootstrap:
     """Publish this rank and wait for the entries of all others.
 
     Args:
         give_up_s: on the monotonic clock.
+        is_cancelled: asked every half second, from the thread of the caller.
 
     Raises:
         ConfigurationError, TimedOutError, PeerError: as `Group.connect`.
+        CancelledError: it is.
     """
-    abort = BootstrapAbort(rendezvous, rank=rank, world=world, world_size=world_size, settings=settings)
+    abort = BootstrapAbort(
+        rendezvous, rank=rank, world=world, world_size=world_size, settings=settings, is_cancelled=is_cancelled
+    )
     with abort.published_on_failure():
         if rank == 0:
             abort.run = _begin_run(rendezvous, world=world, world_size=world_size)

@@ -19,7 +19,7 @@ class AnySource:
 
     def __init__(self, next_number: Callable[[str, int, int], int]) -> None:
         self._next_number = next_number
-        self._heads: dict[tuple[str, int], dict[int, set[int]]] = {}
+        self._heads: dict[tuple[str, int], dict[int, dict[int, int]]] = {}  # numbers by rank, each with its arrival
         self._waiting: dict[tuple[str, int], deque[P2POp]] = {}
         self._places = itertools.count()
 
@@ -47,25 +47,26 @@ class AnySource:
 
     def head_came(self, group: str, tag: int, rank: int, number: int) -> None:
         """A head came that nobody has posted for."""
-        self._heads.setdefault((group, tag), {}).setdefault(rank, set()).add(number)
+        self._heads.setdefault((group, tag), {}).setdefault(rank, {})[number] = next(self._places)
 
     def head_taken(self, group: str, tag: int, rank: int, number: int) -> None:
         """A message is posted for: its head waits for nobody else."""
         heads = self._heads.get((group, tag))
         if heads is not None:
-            heads.get(rank, set()).discard(number)
+            heads.get(rank, {}).pop(number, None)
             self._drop_empty(group, tag)
 
     def matches(self, group: str, tag: int) -> Iterator[tuple[P2POp, int]]:
-        """Receives that have a head now, each with its rank, the smallest of several. The caller takes each at once."""
+        """Receives that have a head now, each with the rank whose head came first. The caller takes each at once."""
         while ops := self._waiting.get((group, tag)):
             heads = self._heads.get((group, tag), {})
-            ready = [rank for rank, numbers in heads.items() if self._next_number(group, tag, rank) in numbers]
+            next_of = {rank: self._next_number(group, tag, rank) for rank in heads}
+            ready = {rank: heads[rank][number] for rank, number in next_of.items() if number in heads[rank]}
             if not ready:
                 return
             op = ops.popleft()
             self._drop_empty(group, tag)
-            yield op, min(ready)
+            yield op, min(ready, key=lambda rank: ready[rank])
 
     def forget(self, group: str) -> None:
         """Drop all of a group in which nothing is under way any more."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from hive_qos.errors import CancelledError, ConnectionLostError, HiveError, PeerError, TimedOutError, TransportError
@@ -81,6 +81,7 @@ class P2PEngine:
         self._unexpected: set[tuple[int, MatchKey]] = set()
         self._asks = Asks(endpoint)
         self._bodies: dict[tuple[int, MatchKey], P2POp] = {}  # under way, as they were asked for
+        self._eager: dict[tuple[int, MatchKey], Ticket] = {}  # sent unasked; each waits to be asked for all the same
         self._eager_bytes: dict[int, int] = {}
         self._inline: dict[tuple[str, int], _Inline] = {}  # by group and rank
 
@@ -156,13 +157,7 @@ class P2PEngine:
             if op.error is None and now_s >= op.deadline_s:
                 what = op.work.what
                 done, total = op.work.bytes_done, op.work.bytes_total
-                late = TimedOutError(what, timeout_s=op.timeout_s, bytes_done=done, bytes_total=total)
-                if op.payload is None and op.tickets:
-                    # The engine may have reported the message already, and then nobody else would get it. So the
-                    # engine decides: the receive's first open part ends with its message, or at once with this error.
-                    self._endpoint.cancel(op.tickets[0], late)
-                else:
-                    self.fail(op, late)
+                self.give_up(op, TimedOutError(what, timeout_s=op.timeout_s, bytes_done=done, bytes_total=total))
             elif op.error is None:
                 wake_s = min(wake_s, op.deadline_s)
         return wake_s
@@ -176,6 +171,15 @@ class P2PEngine:
     def of_group(self, group: str | None) -> Iterator[P2POp]:
         """What is under way in a group, or in all."""
         return iter([one for one in self._ops.values() if group is None or one.group == group])
+
+    def give_up(self, op: P2POp, error: TransportError) -> None:
+        """End with an error, unless a receive's message is here already."""
+        if op.payload is None and op.tickets and op.error is None:
+            # The engine may have reported the message already, and then nobody else would get it. So the engine
+            # decides: the receive's first open part ends with its message, or at once with this error.
+            self._endpoint.cancel(op.tickets[0], error)
+        else:
+            self.fail(op, error)
 
     def fail(self, op: P2POp, error: HiveError) -> None:
         """End with an error, when its buffers are free again."""
@@ -204,6 +208,7 @@ class P2PEngine:
         self._endpoint.discard(wire, 0)  # what comes from now on is of another group of that name
         for numbers in (self._sent, self._taken):
             numbers.forget(lambda key: key[0] == group)
+        self._not_asked([part for part in self._eager if part[1].group == wire])
         self._unexpected -= {part for part in self._unexpected if part[1].group == wire}
         self._asks.forget(wire)
         self._any_source.forget(group)
@@ -254,6 +259,7 @@ class P2PEngine:
 
         def end(received: Received | None, error: TransportError | None) -> None:
             if eager:
+                del self._eager[rank, key]
                 if received is not None and received.payload == WITHDRAWN:
                     wait()
                 else:
@@ -274,7 +280,9 @@ class P2PEngine:
 
         def wait() -> None:
             waits[:] = [self._receive(rank, key, None, end)]
-            if not eager:
+            if eager:
+                self._eager[rank, key] = waits[0]
+            else:
                 op.tickets += waits
 
         waits: list[Ticket] = []
@@ -307,7 +315,7 @@ class P2PEngine:
         self._unexpected.discard(part)
 
         def end(received: Received | None, error: TransportError | None) -> None:
-            announced = self._posted.pop(part)
+            announced = self._posted.pop(part, 0)
             if received is not None and received.header.bucket == HEAD and received.header.dtype:
                 self._count_taken(rank, received.header)
             on_end(received, error)
@@ -333,12 +341,18 @@ class P2PEngine:
         """Say that a message will not come, so that its receiver does not wait for it."""
         if inline and op.payload is not None:
             self._inline[op.group, rank].sent -= op.payload.data.nbytes
+        self._not_asked([part for part in [(rank, op.key(rank, number, ASK))] if part in self._eager])
         if self._endpoint.closing or self._endpoint.peers.error(rank) is not None:
             return
         void = describe(VOID)
         for part in (HEAD,) if inline else (HEAD, BODY):
             header = op.header(self._endpoint.rank, number, part, void)
             self._endpoint.send(rank, header, void, priority=Priority.CONTROL, order=(0, 0), on_end=forget)
+
+    def _not_asked(self, parts: Iterable[tuple[int, MatchKey]]) -> None:
+        """Nobody will ask for these messages, which went unasked: their bytes wait for no receiver any more."""
+        for part in parts:
+            self._endpoint.cancel(self._eager[part], CancelledError("nobody asks for it"))
 
     def _match_any_source(self, group: str, tag: int) -> None:
         for op, rank in self._any_source.matches(group, tag):

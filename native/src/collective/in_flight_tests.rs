@@ -203,7 +203,12 @@ fn what_is_to_be_computed_for_an_urgent_collective_goes_before_what_was_there_ea
     let mut scene = Scene::new();
     let copy: Row = (4, 0, 0, 0, &[(0, 8, 16), (0, 0, 8)], &[]);
     let (go_on, held_up) = std::sync::mpsc::channel::<()>();
-    scene.engine.spawn(async move { held_up.recv().unwrap() }); // until both have been asked for
+    let (is_held_up, begins) = std::sync::mpsc::channel::<()>();
+    scene.engine.spawn(async move {
+        is_held_up.send(()).unwrap();
+        held_up.recv().unwrap(); // until both have been asked for
+    });
+    begins.recv().unwrap();
     scene.start_as(7, 4, &[copy]);
     scene.start_as(8, 2, &[copy]);
     go_on.send(()).unwrap();

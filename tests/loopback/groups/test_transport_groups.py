@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import socket
 import sys
@@ -436,21 +437,36 @@ def test_a_group_that_was_closed_takes_no_more_calls():
         group.barrier()
 
 
-def test_who_stops_to_wait_for_the_others_leaves_no_rank_that_they_could_connect_to():
+@pytest.mark.parametrize("rank", [0, 1])
+def test_who_stops_to_wait_for_the_others_ends_at_once_and_may_try_again(rank):
     store, threads = MemoryRendezvous(), set(threading.enumerate())
 
-    async def cancelled() -> None:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(Group.connect_async(store, rank=0, world_size=2, settings=LOCAL), 0.3)
+    def runs() -> bytes | None:
+        with contextlib.suppress(TimedOutError):
+            return store.get("hive/default/run", 0.0)
+        return None
 
     async def run() -> None:
-        await cancelled()
-        other = await Group.connect_async(store, rank=1, world_size=2, settings=LOCAL)
-        with pytest.raises(ConnectionLostError, match="left the group"):
-            await other.barrier()
-        other.close()
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(Group.connect_async(store, rank=rank, world_size=2, settings=LOCAL), 0.3)
+        await both()
 
+    async def both() -> None:
+        former = runs()
+        connecting = []
+        for one in range(2):
+            connect = Group.connect_async(store, rank=one, world_size=2, settings=LOCAL)
+            connecting.append(asyncio.ensure_future(connect))
+            await asyncio.to_thread(wait_until, lambda: runs() != former)  # rank 0 has begun anew
+        groups = await asyncio.gather(*connecting)
+        await asyncio.gather(*(group.barrier() for group in groups))
+        for group in groups:
+            group.close()
+
+    began_s = time.monotonic()
     asyncio.run(run())
+    assert time.monotonic() - began_s < 30, "connect_timeout_s is 60"
     for wrong in ("a|b", "x" * 100):
         with pytest.raises(MisuseError, match="a group's name has at most"):
             Group.connect(store, rank=0, world_size=1, name=wrong, settings=LOCAL)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import operator
 import threading
 import time
 from functools import partial
 
+import pytest
 from patience import LIMIT_S, wait_until
 
 from transport.event_loop import TICK_S_MIN, EventLoop
@@ -80,9 +82,10 @@ def test_a_tick_comes_when_it_asked_for_it() -> None:
     assert all(came >= asked - 0.001 for asked, came in zip(asked_s, came_s[1:], strict=False))
 
 
-def test_a_mistake_in_an_item_or_a_tick_does_not_end_the_thread() -> None:
+@pytest.mark.parametrize("mistake", [RuntimeError, SystemExit, asyncio.CancelledError])
+def test_a_mistake_in_an_item_or_a_tick_does_not_end_the_thread(mistake: type[BaseException]) -> None:
     def fail(*_: object) -> float:
-        raise RuntimeError("a mistake")
+        raise mistake("a mistake")
 
     loop, over = EventLoop("loop", fail), threading.Event()
     loop.start()

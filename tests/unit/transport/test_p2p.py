@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
@@ -425,6 +426,63 @@ def test_bodies_that_go_unasked_are_bounded_in_all_and_the_bound_is_given_back(m
             send.wait(30)
     settle(world)
     assert stored(world) == 0
+
+
+@pytest.mark.parametrize("end", ["given up", "forgotten"])
+def test_bodies_that_went_unasked_and_are_never_asked_for_give_their_bound_back(make_world, end):
+    world = make_world(2)
+    p2p, content = world.groups[0]._runtime._p2p, np.ones(EAGER_BODY_BYTES, "u1")
+    groups = [group.subgroup([0, 1], name="first") for group in world.groups]
+    world.network.hold("rank-0", "rank-1")
+    sends = [groups[0].send(content, 1) for _ in range(3)]
+    wait_until(lambda: p2p._eager_bytes == {1: 3 * EAGER_BODY_BYTES})
+    if end == "given up":
+        groups[0].abort("no longer wanted")
+    world.network.release("rank-0", "rank-1")
+    if end == "forgotten":
+        for send in sends:
+            send.wait(30)
+        for group in groups:
+            group.close()
+        for one in [group.subgroup([0, 1]) for group in world.groups for _ in range(CLOSED_MAX + 1)]:
+            one.close()
+    wait_until(lambda: p2p._eager_bytes == {1: 0} and not p2p._eager and not p2p._posted)
+
+
+def test_who_sends_first_is_received_first_from_anybody(make_world):
+    world = make_world(3)
+    for count, rank in enumerate([2, 1, 1, 2, 1], 1):
+        world.groups[rank].send(np.array([count]), 0).wait(30)
+        settle(world)
+    assert [np.asarray(world.groups[0].recv(None, None).wait(30))[0] for _ in range(5)] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("source", [0, None])
+def test_a_receive_that_is_cancelled_ends_and_the_next_one_takes_its_message(make_world, source):
+    world = make_world(2)
+
+    async def run() -> None:
+        group, into = world.groups[1], np.zeros(4)
+        for _ in range(2):
+            work = group.recv(into, source)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(work, 0.05)
+            assert isinstance(work.exception(), CancelledError), "so `into` is the caller's again"
+        world.groups[0].send(np.ones(4), 1)
+        await group.recv(into, source)
+        assert into.sum() == 4
+        ended = group.recv(None, source)
+        world.groups[0].send(np.ones(5), 1)
+        assert (await ended).sum() == 5
+        ended.cancel()
+        assert ended.result().sum() == 5
+        barrier = group.barrier()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(barrier, 0.05)
+        world.groups[0].barrier()
+        await barrier
+
+    asyncio.run(run())
 
 
 def test_small_messages_that_nobody_takes_are_bounded_and_later_ones_wait_for_their_receives(make_world):
