@@ -1,9 +1,9 @@
 """Run the test suite. A few tests that fail get a second run, and the report ends with their names.
 
-Without arguments everything that `make test` promises runs side by side: the lab's tests and those over loopback, which
-wait for packets and timers most of their time, and beside them, at the lowest priority, what computes: checks, the
-crate's tests and the unit tests. One after the other they take twice as long on two cores. What each says is printed
-when it has ended. With arguments pytest alone runs, with these.
+Without arguments everything that `make test` promises runs side by side: the lab's tests and those over loopback, in
+two halves, which wait for packets and timers most of their time, and beside them, at the lowest priority, what
+computes: checks, the crate's tests and the unit tests. One after the other they take twice as long on two cores. What
+each says is printed when it has ended. With arguments pytest alone runs, with these.
 
 A test can be broken by a machine that stands still for seconds, whatever it waits for. At most `SECOND_RUNS_MAX` may
 fail and still be asked again when all else has ended, each in a process of its own, where its fixtures are made anew;
@@ -29,8 +29,14 @@ from pathlib import Path
 from tools.nightly import unstable
 
 SECOND_RUNS_MAX = 8
-REAL_TIME = ("tests/loopback/", "tests/lab/")
-UNIT = "tests/unit/"
+LOOPBACK, UNIT = "tests/loopback/", "tests/unit/"
+GROUPS = (LOOPBACK + "groups/", LOOPBACK + "integrations/")
+"""Half of the seconds over loopback."""
+REAL_TIME = {
+    "tests/lab/": ["tests/lab/"],
+    LOOPBACK: [LOOPBACK, *(f"--ignore={folder}" for folder in GROUPS)],
+    " ".join(GROUPS): list(GROUPS),
+}
 CHECKS = ["make", "--no-print-directory", "--keep-going", "check", "crate"]
 """Targets of the Makefile, one after the other; `--keep-going` tells all that is wrong."""
 LOWEST_PRIORITY = ["nice", "-n", "19"]
@@ -44,7 +50,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # tests start hundreds of programs, which would all compile ours
     with tempfile.TemporaryDirectory(prefix="hq-suite-") as folder:
-        groups = {"tests": arguments} if arguments else {name: [name] for name in (*REAL_TIME, UNIT)}
+        groups = {"tests": arguments} if arguments else {**REAL_TIME, UNIT: [UNIT]}
         caches = {name: Path(folder, str(number)) for number, name in enumerate(groups)}
         commands = {name: _pytest("-o", f"cache_dir={caches[name]}", *groups[name]) for name in groups}
         if arguments:

@@ -59,19 +59,23 @@ def test_the_second_run_decides_and_is_reported(tmp_path: Path, body: str, code:
         assert record["failed_twice"] == (record["again"] if code else [])
 
 
-@pytest.mark.parametrize("broken", ["", "check", "unit", "lab"])
+@pytest.mark.parametrize("broken", ["", "check", "unit", "lab", "integrations"])
 def test_everything_runs_and_whatever_fails_fails_the_run(tmp_path: Path, broken: str) -> None:
-    for name in ("lab", "loopback", "unit"):
-        (tmp_path / "tests" / name).mkdir(parents=True)
-        (tmp_path / "tests" / name / f"test_{name}.py").write_text(f"def test_it():\n    assert {name != broken}\n")
+    folders = {name: tmp_path / "tests" / name for name in ("lab", "loopback", "unit")}
+    folders |= {name: folders["loopback"] / name for name in ("groups", "integrations")}
+    for name, folder in folders.items():
+        folder.mkdir(parents=True)
+        (folder / f"test_{name}.py").write_text(f"def test_it():\n    assert {name != broken}\n")
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     targets = {name: f"@echo {name} done; {'false' if name == broken else 'true'}" for name in ("check", "crate")}
     (tmp_path / "Makefile").write_text("".join(f"{name}:\n\t{recipe}\n" for name, recipe in targets.items()))
     done = suite(tmp_path)
     assert (done.returncode == 0) == (broken == ""), done.stdout + done.stderr
-    passing = [f"test_{name}.py ." for name in ("lab", "loopback", "unit") if name != broken]
+    passing = [f"test_{name}.py ." for name in folders if name != broken]
     assert [word for word in ("check done", "crate done", *passing) if word not in done.stdout] == []
-    twice = "" if broken in ("", "check") else f"FAILED TWICE: tests/{broken}/test_{broken}.py::test_it"
+    twice = ""
+    if broken in folders:
+        twice = f"FAILED TWICE: {folders[broken].relative_to(tmp_path)}/test_{broken}.py::test_it"
     assert twice in done.stdout
     assert ("FAILED TWICE" in done.stdout) == (twice != "")
     assert ("FAILED: checks" in done.stdout) == (broken == "check")
@@ -79,9 +83,9 @@ def test_everything_runs_and_whatever_fails_fails_the_run(tmp_path: Path, broken
 
 @pytest.mark.parametrize("checks", ["true", "false"])
 def test_a_unit_test_that_passes_in_its_second_run_hides_no_failed_check(tmp_path: Path, checks: str) -> None:
-    for name in ("lab", "loopback", "unit"):
-        (tmp_path / "tests" / name).mkdir(parents=True)
-        (tmp_path / "tests" / name / f"test_{name}.py").write_text("def test_it():\n    pass\n")
+    for name in ("lab", "loopback/groups", "loopback/integrations", "loopback", "unit"):
+        (tmp_path / "tests" / name).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tests" / name / f"test_{Path(name).name}.py").write_text("def test_it():\n    pass\n")
     body = "flag = Path('once'); first = not flag.exists(); flag.touch(); assert not first"
     (tmp_path / "tests/unit/test_unit.py").write_text(f"from pathlib import Path\n\ndef test_it():\n    {body}\n")
     (tmp_path / "pytest.ini").write_text("[pytest]\n")

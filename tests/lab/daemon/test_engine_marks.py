@@ -80,7 +80,12 @@ def one_family(lab: Lab, *, six: bool) -> Iterator[None]:
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
-    ("engine", "six"), [("native", False), ("native", True), pytest.param("aioquic", False, marks=pytest.mark.long)]
+    ("engine", "six"),
+    [
+        ("native", False),
+        pytest.param("native", True, marks=pytest.mark.long),
+        pytest.param("aioquic", False, marks=pytest.mark.long),
+    ],
 )
 def test_both_sockets_of_a_rank_are_marked_each_for_its_own_and_so_are_those_of_its_next_address(
     lab: Lab, broker: Broker, tmp_path: Path, engine: str, six: bool

@@ -32,7 +32,7 @@ def remotes(found: dict[str, Any], when: str = "after") -> set[str]:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("ranks", [NATIVE, PYTHON], ids=str)
+@pytest.mark.parametrize("ranks", [NATIVE, pytest.param(PYTHON, marks=pytest.mark.long)], ids=str)
 @pytest.mark.parametrize("again", [False, True], ids=["cut", "plugged in again"])
 def test_both_links_are_used_and_a_cut_of_either_is_a_pause(
     lab_factory: Callable[..., Lab], tmp_path: Path, ranks: list[tuple[str, str]], again: bool
@@ -92,7 +92,7 @@ def test_two_links_carry_what_each_can(lab_factory: Callable[..., Lab], tmp_path
     two_links(lab, first={"rate_bits_per_s": RATE_BITS_PER_S // 10})
     with running(lab, tmp_path, NATIVE) as programs:
         for one in programs:
-            one.rounds(30)
+            one.rounds(10)
         found = [one.end() for one in programs]
     carried = found[0]["sent_bytes"]
     print(carried)

@@ -121,6 +121,7 @@ def test_what_is_announced_of_an_all_reduce_is_sent_by_every_algorithm_and_codec
         most_of(lambda reduce=reduce: shares(ranks, reduce), is_within)
 
 
+@pytest.mark.long
 def test_what_is_announced_of_the_others_is_sent_by_every_algorithm(ranks):
     whole, part = np.ones(ELEMS, "f4"), np.ones(ELEMS // RANKS, "f4")
     calls: dict[Operation, Callable[[Group], Any]] = {

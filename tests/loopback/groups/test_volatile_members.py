@@ -116,6 +116,7 @@ def test_members_that_are_killed_at_each_point_of_a_step_or_sent_away_take_nothi
     members.check()
 
 
+@pytest.mark.long
 def test_members_that_are_killed_while_the_parts_of_a_step_are_chosen_take_nothing_with_them(members: Members) -> None:
     for name, point in zip("abcd", ["choosing", "chosen", "arriving", "arrived"], strict=True):
         members.start(name, stop=point, quorum=2)
