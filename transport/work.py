@@ -96,7 +96,7 @@ class Work:
                 forked child.
             TransportError: any other outcome but success.
         """
-        if threading.current_thread().name.startswith(THREAD_NAME) and not self.done():
+        if _in_a_thread_of_ours() and not self.done():
             raise MisuseError(f"waiting for {self.what} in a callback would stop the thread that it needs")
         if os.getpid() != self._process and not self.done():
             raise MisuseError(f"waiting for {self.what} in a forked child: it runs in the parent alone")
@@ -178,8 +178,14 @@ class Work:
     def _call(self, callback: Callable[[Work], None]) -> None:
         try:
             callback(self)
-        except BaseException:  # noqa: BLE001 - a caller's callback must not stop the transport's thread
+        except BaseException as failure:  # a caller's callback must not stop the transport's thread
+            if not (isinstance(failure, Exception) or _in_a_thread_of_ours()):
+                raise  # a Ctrl-C, in the thread of who asked to be called
             _log.exception("a callback of %s failed", self.what)
+
+
+def _in_a_thread_of_ours() -> bool:
+    return threading.current_thread().name.startswith(THREAD_NAME)
 
 
 class End:

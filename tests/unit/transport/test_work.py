@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from transport.work import End, wait_until
+import pytest
+
+from transport.work import THREAD_NAME, End, Work, wait_until
 
 
 def test_who_waits_goes_on_when_it_has_come_and_not_before() -> None:
@@ -35,6 +38,23 @@ def test_each_callback_is_called_once_whoever_comes_first() -> None:
         end.set()
         teller.join()
         assert called == [1] * 20
+
+
+@pytest.mark.parametrize("mistake", [RuntimeError, KeyboardInterrupt])
+def test_a_callback_that_raises_stops_no_thread_of_ours_and_keeps_no_interrupt_from_who_asked_for_it(mistake) -> None:
+    def fail(_: Work) -> None:
+        raise mistake
+
+    called: list[Work] = []
+    work = Work("an operation")
+    for callback in (fail, called.append):
+        work.add_done_callback(callback)
+    thread = threading.Thread(target=work.finish, name=THREAD_NAME)
+    thread.start()
+    thread.join()
+    assert called == [work]
+    with contextlib.nullcontext() if mistake is RuntimeError else pytest.raises(mistake):
+        work.add_done_callback(fail)
 
 
 def test_an_interrupt_between_taking_and_giving_on_keeps_nobody_waiting() -> None:
