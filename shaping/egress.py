@@ -17,7 +17,7 @@ from hive_qos.errors import ConfigurationError, HiveError, KernelRejectedError, 
 from shaping.failsafe import opened
 from shaping.journal import Journal
 from shaping.kernel_api import Kernel
-from shaping.model.observations import Attachment, Capabilities, InterfaceCounters, PriorQdisc
+from shaping.model.observations import SIZE_TABLE, Attachment, Capabilities, InterfaceCounters, PriorQdisc
 from shaping.model.shapes import InterfaceShape
 from shaping.model.tree import AddFilter, Operation, Tree
 from shaping.plan.counters import counters_of
@@ -200,9 +200,16 @@ class Egress:
                 "replace it (`hive-qos broker --take-over`; it is put back at the end)",
             )
         if not prior.handle_major:  # a tree of ours that somebody deleted left the default; that is not how it was
-            prior = self._first_priors.get(interface, prior)
+            prior = self._first_priors.get(interface) or self._journalled(interface) or prior
         self._journal.write(interface, prior)
         return self._build(interface, wanted, prior, notes=_prior_notes(interface, prior))
+
+    def _journalled(self, interface: str) -> PriorQdisc | None:
+        """What was there before a tree of ours that went while no broker ran."""
+        try:
+            return self._journal.read(interface)
+        except (ShapingError, OSError):
+            return None
 
     def _adopt(self, interface: str, observed: Tree, wanted: Tree, *, rebuild: bool) -> Attachment:
         notes: tuple[str, ...] = ()
@@ -279,9 +286,11 @@ def undo_after(error: BaseException, undo: Callable[[], Sequence[str]]) -> None:
 
 
 def _prior_notes(interface: str, prior: PriorQdisc) -> tuple[str, ...]:
-    if not prior.nested:
-        return ()
-    return (
-        f"{interface}: {prior.nested} classes, queues and filters below {prior.kind} {prior.handle_major:x}: "
-        "will not be put back",
-    )
+    name, notes = f"{prior.kind} {prior.handle_major:x}:", []
+    if prior.nested:
+        notes.append(f"{interface}: {prior.nested} classes, queues and filters below {name} will not be put back")
+    if prior.options.get(SIZE_TABLE):
+        notes.append(
+            f"{interface}: the size table (stab) of {name} will not be put back; set it again after the broker"
+        )
+    return tuple(notes)

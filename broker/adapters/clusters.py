@@ -15,9 +15,11 @@ from broker.adapters.http import ProgramHttp
 from broker.adapters.program import Backlog, ProgramError, StorageAdapter, number
 from broker.policy.types import StorageProgram
 
+MINIO_QUEUED = "minio_node_replication_last_minute_queued_bytes"
+
 
 class Minio(StorageAdapter):
-    """MinIO's bucket replication, by its metrics ("Metrics" in MinIO's own documents).
+    """This server's bucket replication, by its metrics (`nodeGroups` in minio/minio `cmd/metrics-v2.go`).
 
     The key is a bearer token of `mc admin prometheus generate`; without one MinIO has to serve metrics publicly.
     """
@@ -27,10 +29,11 @@ class Minio(StorageAdapter):
 
     def read(self) -> Backlog:
         """What was queued in the last minute."""
-        found = _metrics(self._http.text("GET", "/minio/v2/metrics/cluster"))
-        if not any(name.startswith("minio_") for name in found):
-            raise ProgramError("unexpected", "its answer has no metrics of MinIO; is this the right address?")
-        return Backlog(int(_sum(found, "minio_cluster_replication_last_minute_queued_bytes")))
+        found = _metrics(self._http.text("GET", "/minio/v2/metrics/node"))
+        if MINIO_QUEUED not in found:
+            reason = f"its answer has no {MINIO_QUEUED}; is this a MinIO, and does it replicate buckets?"
+            raise ProgramError("unexpected", reason)
+        return Backlog(int(_sum(found, MINIO_QUEUED)))
 
 
 class Ceph(StorageAdapter):

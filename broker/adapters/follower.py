@@ -65,23 +65,23 @@ class Follower:
         self._away_since_s: float | None = None
 
     def round(self) -> None:
-        """Read where that is due, limit, and declare."""
+        """Limit, read where that is due, and declare."""
         before, now_s = self._problem, self._clock()
+        unlimited: ProgramError | None = None
+        try:  # first, and also where it does not say what it has to do: a limit has to follow, or to go
+            if self._limits:
+                self._limit(now_s)
+        except ProgramError as problem:
+            unlimited = problem
+        except OSError as problem:
+            unlimited = unkept(problem)
         try:
             if now_s >= self._read_s:
                 self._read(now_s)
             if self._backlog is not None:
-                self._problem = None
+                self._problem = unlimited
         except ProgramError as problem:
             self._problem, self._backlog = problem, None
-        try:  # also where it does not say what it has to do: a limit has to follow, or to go
-            if self._limits:
-                self._limit(now_s)
-        except ProgramError as problem:
-            self._problem, self._backlog = problem, None
-            self._read_s = min(self._read_s, now_s + READ_S)
-        except OSError as problem:
-            self._problem = unkept(problem)
         self._tell(before)
         self._declare()
 

@@ -4,8 +4,8 @@ what is set       1.1 times what the class may use: queues stay in the program. 
                   never above the operator's own limit.
 when              on a change of over 10 %, and not within 2 s of the last: Syncthing writes each to its disk.
 what was found    is in a file before anything is set. Every end, and the next start after a crash, puts it back.
-who changed it    a value that we did not set, in a program that has not restarted, is the operator's. It wins: from
-                  then on nothing is set until the adapter restarts, and nothing of ours is put back.
+who changed it    a limit that we did not set, in a program that has not restarted, is the operator's. It wins: from
+                  then on nothing is set until the adapter restarts. What still is as we set it is put back then.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ RECORD_BYTES_MAX = 64 * 1024
 class Record(Struct, frozen=True):
     """What is kept of one program while its limit is ours.
 
-    Fields: `found` the settings that are put back; `written` ours, and while a write is on its way that before it;
-    `run` the program's own run in which we wrote; `by_hand` whether the operator has changed them meanwhile.
+    Fields: `found` what would be there without us, which is put back; `written` ours, and while a write is on its way
+    that before it; `run` the program's own run in which we wrote; `by_hand` whether the operator has changed a limit.
     """
 
     program: StorageProgram
@@ -86,20 +86,23 @@ class Limiter:
         moved = wanted is not None and self._moved(wanted)
         if (not moved and now_s - self._checked_s < CHECK_S) or now_s - self._written_s < WRITE_S:
             return
-        record, current = self._check(now_s)
+        record, current, run = self._check(now_s)
         wanted = self._adapter.limited(record.found, rate)
         self.rate_bits_per_s = self._adapter.rate_bits_per_s(current)
-        if record.by_hand or wanted is None:
-            self.note = (
-                "its limit was changed by hand, and stays; restart hive-qos-adapter to have it follow again"
-                if record.by_hand
-                else "its own limit, which spares the local network, stays"
-            )
+        if record.by_hand:
+            self.note = "its limit was changed by hand, and stays; restart hive-qos-adapter to have it follow again"
+            return
+        if wanted is None:
+            self.note = "its own limit, which spares the local network, stays"
+            if record.written:  # it has that since we set ours
+                self._adapter.write(record.found)
+                self._keep(msgspec.structs.replace(record, written=()))
             return
         self.note = ""
         if current != wanted and (moved or not record.written or current != record.written[-1]):
             before = record.written[-1] if record.written else record.found
-            self._keep(msgspec.structs.replace(record, written=(before, dict(wanted))))
+            record = msgspec.structs.replace(record, written=(before, dict(wanted)), run=run)
+            self._keep(record)
             self._written_s = now_s
             self._adapter.write(wanted)
             self._keep(msgspec.structs.replace(record, written=(dict(wanted),)))
@@ -115,34 +118,44 @@ class Limiter:
         if record is None:
             return None
         _, current = self._adapter.settings()
-        done = "its limit was changed by hand meanwhile, and stays"
-        if current == record.found:
-            done = "its own limit is in force"
-        elif current in record.written and not record.by_hand:
-            self._adapter.write(record.found)
+        own = _without_ours(record, current)
+        done = "its own limit is in force"
+        if own != current:
+            self._adapter.write(own)
             done = "its own limit is back"
+        elif record.by_hand or self._limits_of(current) != self._limits_of(record.found):
+            done = "its limit was changed by hand meanwhile, and stays"
         self._path.unlink(missing_ok=True)
         self._record, self.rate_bits_per_s, self.note = None, None, ""
         self._checked_s = self._written_s = float("-inf")
         return done
 
-    def _check(self, now_s: float) -> tuple[Record, Settings]:
-        """Read the settings, and who made them."""
+    def _check(self, now_s: float) -> tuple[Record, Settings, str]:
+        """Read the settings, who made them, and in which run of the program."""
         run, current = self._adapter.settings()
-        self._checked_s, record = now_s, self._record
-        restarted = record is not None and run != record.run
-        known = record is not None and (current == record.found or current in record.written)
-        unwritten = record is not None and not record.written and not record.by_hand
-        if record is None or unwritten or (restarted and not known):
+        self._checked_s, record, limits = now_s, self._record, self._limits_of
+        if record is None or (not record.written and not record.by_hand):
             record = Record(self._program, found=dict(current), run=run)
-        elif not restarted and not record.by_hand and current != record.written[-1]:
-            if current not in record.written[:-1]:  # else our last write was cut off
-                record = Record(self._program, found=dict(current), run=run, by_hand=True)
-        elif restarted:
-            record = msgspec.structs.replace(record, run=run)
+        else:
+            written = [limits(one) for one in record.written]  # the last but one where our last write was cut off
+            known, restarted = limits(current) in (limits(record.found), *written), run != record.run
+            by_hand = record.by_hand if known else not restarted
+            if known and not restarted and written and limits(current) not in written:
+                by_hand = True  # back to what was found
+            others = {key: value for key, value in current.items() if key not in self._adapter.limit_keys}
+            record = msgspec.structs.replace(
+                record,
+                found=_without_ours(record, current) | others,
+                written=tuple(one | others for one in record.written),
+                run=run if limits(current) in written else record.run,  # until we write
+                by_hand=by_hand,
+            )
         if record != self._record:
             self._keep(record)
-        return record, current
+        return record, current, run
+
+    def _limits_of(self, settings: Settings) -> list[int | bool]:
+        return [settings.get(key, 0) for key in self._adapter.limit_keys]
 
     def _moved(self, wanted: Settings) -> bool:
         """Whether the rate is another than the last that we set, by more than `CHANGE`."""
@@ -156,6 +169,14 @@ class Limiter:
     def _keep(self, record: Record) -> None:
         write_whole(self._path, msgspec.json.encode(record).decode())
         self._record = record
+
+
+def _without_ours(record: Record, current: Settings) -> dict[str, Any]:
+    """The settings with what was found in place of each value that is ours."""
+    return {
+        key: record.found.get(key, value) if any(one.get(key) == value for one in record.written) else value
+        for key, value in current.items()
+    }
 
 
 def records(directory: Path) -> list[Record]:

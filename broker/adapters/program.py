@@ -51,6 +51,8 @@ class StorageAdapter(ABC):
 
     limits = False
     """Whether the program's rate can be set while it runs."""
+    limit_keys: tuple[str, ...] = ()
+    """The settings that hold its rate: those that `limited` changes. The operator's other ones may change meanwhile."""
 
     @abstractmethod
     def read(self) -> Backlog:

@@ -15,6 +15,7 @@ class Rclone(StorageAdapter):
     """One rclone, with `user:password` as its key."""
 
     limits = True
+    limit_keys = ("send",)
 
     def __init__(self, program: StorageProgram, key: str) -> None:
         self._http = ProgramHttp(program, basic(key))

@@ -7,6 +7,7 @@ network is limited. A change is in force at once, and is written to Syncthing's 
 from __future__ import annotations
 
 import ipaddress
+import time
 from collections.abc import Mapping
 from urllib.parse import quote
 
@@ -17,15 +18,19 @@ from broker.policy.types import StorageProgram
 KIB_BITS = 1024 * 8
 DEVICES_MAX = 64
 """Each is a question of its own; a host that has more counts the first that are connected."""
+READ_S_MAX = 10.0
+"""For all of them at once, where its database is slow: the limit has to follow, and the adapter to end, meanwhile."""
 
 
 class Syncthing(StorageAdapter):
     """One Syncthing, with its API key."""
 
     limits = True
+    limit_keys = ("maxSendKbps", "limitBandwidthInLan")
 
     def __init__(self, program: StorageProgram, key: str) -> None:
         self._http = ProgramHttp(program, {"X-API-Key": key})
+        self._lacks: dict[str, int] = {}
 
     def read(self) -> Backlog:
         """What connected devices lack is ours to send, and what this one lacks is theirs."""
@@ -35,10 +40,10 @@ class Syncthing(StorageAdapter):
             raise ProgramError("unexpected", "its answer has no connections; is this a Syncthing?")
         upload = waiting = 0
         peers: dict[str, int] = {}
-        named = sorted(found.items(), key=lambda one: not _connected(one[1]))
-        for device, connection in named[:DEVICES_MAX]:
-            lacks = self._http.json("GET", f"/rest/db/completion?device={quote(str(device))}")
-            size_bytes = number(lacks, "needBytes")
+        named = sorted(found.items(), key=lambda one: not _connected(one[1]))[:DEVICES_MAX]
+        self._ask([str(device) for device, _ in named])
+        for device, connection in named:
+            size_bytes = self._lacks.get(str(device), 0)
             if not _connected(connection):
                 waiting += size_bytes
             elif size_bytes > 0:
@@ -49,6 +54,17 @@ class Syncthing(StorageAdapter):
         download = number(self._http.json("GET", "/rest/db/completion"), "needBytes")
         complete = sum(peers.values()) == upload  # else one is behind a relay: it counts at every interface
         return Backlog(upload, download, waiting, peers=peers if complete else {})
+
+    def _ask(self, devices: list[str]) -> None:
+        """What each device lacks: those first that were asked longest ago, as many as there is time for."""
+        self._lacks = {one: size for one, size in self._lacks.items() if one in devices}
+        until_s = time.monotonic() + READ_S_MAX
+        for device in sorted(devices, key=lambda one: list(self._lacks).index(one) if one in self._lacks else -1):
+            self._lacks.pop(device, None)
+            lacks = self._http.json("GET", f"/rest/db/completion?device={quote(device)}")
+            self._lacks[device] = number(lacks, "needBytes")
+            if time.monotonic() >= until_s:
+                return
 
     def settings(self) -> tuple[str, Settings]:
         """Its options, and when it was started."""
@@ -71,7 +87,7 @@ class Syncthing(StorageAdapter):
 
     def write(self, settings: Settings) -> None:
         """In force at once."""
-        changed = {key: settings[key] for key in ("maxSendKbps", "limitBandwidthInLan")}
+        changed = {key: settings[key] for key in self.limit_keys}
         self._http.text("PATCH", "/rest/config/options", changed)
 
     def rate_bits_per_s(self, settings: Settings) -> int | None:
@@ -84,9 +100,10 @@ def _connected(connection: object) -> bool:
 
 
 def _address(text: object) -> str | None:
-    """The literal address of "[fd00::1]:22000"; None of a relay's."""
+    """The literal address of "[fd00::1]:22000"; None of a relay's, and of one that only its link tells from others."""
     host = str(text).rpartition(":")[0].strip("[]")
     try:
-        return str(ipaddress.ip_address(host.partition("%")[0]))
+        address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
         return None
+    return None if address.is_link_local else str(address)

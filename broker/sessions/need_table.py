@@ -53,7 +53,7 @@ class NeedTable:
             interface = interface_of(address)
             if interface is not None:
                 parts[interface] = min(need.backlog_bytes, parts.get(interface, 0) + size_bytes)
-        if not need.bytes_by_destination:
+        if not parts:  # or all go through an interface of somebody else's, as a VPN's are, and leave who knows where
             parts = {EVERYWHERE: need.backlog_bytes}
         self._entries[session] = _Entry(
             uid=uid,

@@ -82,6 +82,9 @@ class SegmentState:
     note: str | None = None
 
 
+SIZE_TABLE = "size_table"
+
+
 @dataclass(frozen=True)
 class PriorQdisc:
     """What was at the root before us.
@@ -89,7 +92,8 @@ class PriorQdisc:
     Args:
         kind: e.g. `noqueue`, `fq_codel`, `tbf`.
         handle_major: 0 means that the kernel chose it, and that deleting ours brings it back.
-        options: `raw`, the kernel's own bytes in hexadecimal, which can be given back as they are; and `readable`.
+        options: `raw`, the kernel's own bytes in hexadecimal, which can be given back as they are; and `SIZE_TABLE`,
+            true where it has one (tc-stab(8)), which we cannot give back: the kernel does not tell all of it.
         nested: number of classes, child qdiscs and filters below it, which we cannot give back.
     """
 

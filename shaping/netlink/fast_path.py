@@ -40,7 +40,7 @@ RTM_NEWQDISC, RTM_DELQDISC, RTM_GETQDISC = 36, 37, 38
 RTM_NEWTCLASS, RTM_GETTCLASS = 40, 42
 RTM_NEWTFILTER, RTM_DELTFILTER, RTM_GETTFILTER = 44, 45, 46
 TC_H_ROOT, TC_H_INGRESS = 0xFFFFFFFF, 0xFFFFFFF1
-_TCA_KIND, _TCA_OPTIONS, _TCA_STATS2 = 1, 2, 7
+_TCA_KIND, _TCA_OPTIONS, _TCA_STATS2, _TCA_STAB = 1, 2, 7, 8
 _TCA_HTB_PARMS, TCA_HTB_INIT, _TCA_HTB_RATE64, _TCA_HTB_CEIL64 = 1, 2, 6, 7
 _TCA_FQ_CODEL_LIMIT = 2
 _RTM_GETROUTE = 26
@@ -65,7 +65,7 @@ _STATISTICS = {kind: struct.Struct(form) for kind, form in ((_BASIC, "=QI"), (_Q
 
 @dataclass(frozen=True)
 class Object:
-    """One queue, class or filter: the fields of its tcmsg, its kind, and its options as bytes."""
+    """One queue, class or filter: the fields of its tcmsg, its kind, its options as bytes, whether it has a stab."""
 
     interface_index: int
     handle: int
@@ -73,6 +73,7 @@ class Object:
     info: int
     kind: str
     options: bytes
+    size_table: bool = False
 
 
 def read_objects(
@@ -221,7 +222,8 @@ def decode_object(_: int, body: bytes) -> Object:
     _, _, index, handle, parent, info = _TCMSG.unpack_from(body)
     attributes = attribute_map(body, _TCMSG.size)
     kind = attributes.get(_TCA_KIND, b"").rstrip(b"\0").decode("ascii", "replace")
-    return Object(index, handle, parent, info, kind, attributes.get(_TCA_OPTIONS, b""))
+    options, size_table = attributes.get(_TCA_OPTIONS, b""), _TCA_STAB in attributes
+    return Object(index, handle, parent, info, kind, options, size_table)
 
 
 def decode_leaf(found: Object) -> LeafSpec | None:

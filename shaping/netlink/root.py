@@ -11,7 +11,7 @@ import socket
 from hive_qos.errors import KernelRejectedError, ReadBackError
 from hive_qos.netlink import NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NetlinkSocket, attribute_map, pack_attribute
 from shaping.model.names import MAJOR
-from shaping.model.observations import PriorQdisc
+from shaping.model.observations import SIZE_TABLE, PriorQdisc
 from shaping.netlink.fast_path import (
     HTB_GLOB,
     HTB_VERSION,
@@ -49,7 +49,8 @@ def read_root(tc: NetlinkSocket, interface: str, index: int) -> PriorQdisc:
             what = f"list what is below {root.kind} of {interface}"
             below = read_objects(tc, what, kind, index=index, parent=root.handle)
             nested += len(below)
-    return PriorQdisc(root.kind, root.handle >> 16, {_RAW_OPTIONS: root.options.hex()}, nested)
+    options: dict[str, object] = {_RAW_OPTIONS: root.options.hex()} | ({SIZE_TABLE: True} if root.size_table else {})
+    return PriorQdisc(root.kind, root.handle >> 16, options, nested)
 
 
 def delete_own(tc: NetlinkSocket, interface: str, index: int) -> None:

@@ -229,6 +229,17 @@ def test_a_killed_shapers_tree_is_adopted_and_the_users_root_still_comes_back(
     assert bench.root() == before
 
 
+def test_a_size_table_that_cannot_be_put_back_is_told(kernel: RealKernel, bench: Bench, tmp_path: Path) -> None:
+    table = "stab overhead 24 linklayer ethernet mpu 64"
+    bench.tc(*f"qdisc add dev {INTERFACE} root handle 8: {table} pfifo limit 77".split())
+    shaper = shaper_of(kernel, tmp_path)
+    attachment = shaper.attach(make_shape(INTERFACE), replace_foreign=True)
+    assert "the size table (stab) of pfifo 8: will not be put back" in attachment.notes[0]
+    shaper.detach(INTERFACE)
+    assert "pfifo 8: root" in bench.root()
+    assert "stab" not in bench.root()
+
+
 def test_an_older_structure_is_refused_and_rebuilt_when_told(kernel: RealKernel, bench: Bench, tmp_path: Path) -> None:
     shaper = shaper_of(kernel, tmp_path)
     shaper.attach(make_shape(INTERFACE))

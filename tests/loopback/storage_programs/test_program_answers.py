@@ -59,7 +59,7 @@ def recorded(name: str) -> str:
 
 
 def test_minio_queues_what_it_says(serve: Serve) -> None:
-    program = serve({"/minio/v2/metrics/cluster": recorded("minio-metrics-v2-cluster.txt")})
+    program = serve({"/minio/v2/metrics/node": recorded("minio-metrics-v2-node.txt")})
     assert Minio(program, "token").read() == Backlog(322_122_540)
 
 
@@ -78,7 +78,7 @@ def test_seaweedfs_lacks_the_volumes_that_one_server_has_lost(serve: Serve) -> N
 def test_another_programs_answer_is_named_as_that(
     serve: Serve, kind: type[Minio | Ceph | SeaweedFs | Syncthing | Rclone], text: str
 ) -> None:
-    paths = ("/minio/v2/metrics/cluster", "/metrics", "/vol/status", "/rest/system/connections", "/core/stats")
+    paths = ("/minio/v2/metrics/node", "/metrics", "/vol/status", "/rest/system/connections", "/core/stats")
     with pytest.raises(ProgramError) as caught:
         kind(serve(dict.fromkeys(paths, text)), "").read()
     assert caught.value.state == "unexpected"
@@ -104,6 +104,18 @@ def test_what_goes_through_a_relay_counts_everywhere(serve: Serve) -> None:
     near = {"connected": True, "address": "10.0.0.2:22000"}
     made = syncthing(serve, connections={"A": relay, "B": near}, lacks={"A": 100, "B": 50})
     assert made.read() == Backlog(150, 7)
+
+
+def test_what_goes_to_an_address_that_only_its_link_tells_from_others_counts_everywhere(serve: Serve) -> None:
+    near = {"connected": True, "address": "[fe80::1%eth1]:22000"}
+    assert syncthing(serve, connections={"A": near}, lacks={"A": 100}).read() == Backlog(100, 7)
+
+
+def test_a_slow_program_is_asked_about_some_devices_at_a_time(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.adapters.syncthing.READ_S_MAX", 0.0)
+    near = {"connected": True, "address": "10.0.0.2:22000"}
+    made = syncthing(serve, connections={"A": near, "B": near, "C": near}, lacks={"A": 1, "B": 10, "C": 100})
+    assert [made.read().upload_bytes for _ in range(4)] == [1, 11, 111, 111]
 
 
 def test_a_limit_of_the_operators_that_spares_the_local_network_is_left_alone(serve: Serve) -> None:

@@ -90,6 +90,9 @@ def test_a_tree_that_somebody_deleted_is_built_again_and_the_first_prior_comes_b
         shaper.verify("eth0")
     assert shaper.attach(make_shape("eth0")).prior == TBF
     assert journal.read("eth0") == TBF
+    kernel.delete_root("eth0")  # and while no broker runs
+    shaper = Shaper(kernel, journal)
+    assert shaper.attach(make_shape("eth0")).prior == TBF
     shaper.detach("eth0")
     assert kernel.root("eth0") == TBF
 

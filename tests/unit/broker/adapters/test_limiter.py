@@ -21,6 +21,7 @@ class Program(StorageAdapter):
     """A program in memory. `fails` makes the next call do so; `cut` makes writes take effect and fail."""
 
     limits = True
+    limit_keys: tuple[str, ...] = ("rate",)
 
     def __init__(self, own: int = 0) -> None:
         self.rate, self.run, self.fails, self.cut = own, "first", False, False
@@ -153,6 +154,73 @@ def test_a_program_that_restarted_with_its_own_limit_gets_ours_again(bench: Benc
     bench.follow(10 * MBIT)
     bench.limiter.restore()
     assert bench.program.rate == 5 * MBIT
+
+
+class Photos(Program):
+    """One with a limit of what it receives, which is the operator's alone, and a switch that we turn on."""
+
+    limit_keys = ("rate", "in_lan")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_lan, self.receives = False, 0
+
+    def settings(self) -> tuple[str, Settings]:
+        return self.run, {"rate": self.rate, "in_lan": self.in_lan, "receives": self.receives}
+
+    def limited(self, found: Settings, rate_bits_per_s: int) -> Settings | None:
+        if found["receives"] and not found["in_lan"]:
+            return None
+        return {**found, "rate": rate_bits_per_s, "in_lan": True}
+
+    def write(self, settings: Settings) -> None:
+        self.in_lan = bool(settings["in_lan"])
+        super().write(settings)
+
+
+@pytest.fixture
+def photos(bench: Bench) -> Photos:
+    bench.program = program = Photos()
+    bench.killed()
+    bench.follow(10 * MBIT)
+    assert (program.rate, program.in_lan) == (11 * MBIT, True)
+    return program
+
+
+@pytest.mark.parametrize("run", ["first", "second"])
+def test_another_setting_that_the_operator_changes_is_no_change_of_its_limit(
+    bench: Bench, photos: Photos, run: str
+) -> None:
+    photos.receives, photos.run = 2 * MBIT, run
+    bench.follow(20 * MBIT)
+    assert (photos.rate, photos.in_lan) == (0, False), "with that limit, ours would hold what he wanted to spare"
+    assert "spares the local network" in bench.limiter.note
+    photos.receives = 0
+    bench.follow(20 * MBIT)
+    assert (photos.rate, photos.in_lan, bench.limiter.note) == (22 * MBIT, True, "")
+    bench.limiter.restore()
+    assert (photos.rate, photos.in_lan) == (0, False)
+
+
+@pytest.mark.parametrize("seen", [False, True])
+@pytest.mark.parametrize("run", ["first", "second"])
+def test_of_a_change_by_hand_what_still_is_ours_is_put_back(bench: Bench, photos: Photos, seen: bool, run: str) -> None:
+    photos.rate, photos.run = 5 * MBIT, run
+    if seen and run == "first":
+        bench.follow(20 * MBIT)
+        assert "by hand" in bench.limiter.note
+        bench.killed()
+    bench.limiter.restore()
+    assert (photos.rate, photos.in_lan) == (5 * MBIT, False)
+
+
+def test_a_program_that_restarts_with_the_limit_that_is_wanted_has_not_been_changed_by_hand(bench: Bench) -> None:
+    bench.follow(10 * MBIT)
+    bench.program.rate, bench.program.run = 22 * MBIT, "second"
+    for _ in range(3):
+        assert bench.follow(20 * MBIT) == 22 * MBIT
+        assert bench.limiter.note == ""
+    assert bench.follow(10 * MBIT) == 11 * MBIT
 
 
 def test_what_cannot_be_kept_is_not_set(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

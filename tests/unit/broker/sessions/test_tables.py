@@ -168,6 +168,9 @@ def test_a_need_stands_where_it_goes_or_everywhere_and_a_new_one_replaces_it() -
     book.declare("s-1", declare(bytes_by_destination=parts), uid=5, now_s=5.0, interface_of=towards)
     now = book.current(now_s=5.0)
     assert {name: needs[0].backlog_bytes for name, needs in now.items()} == {"eth0": 80, "eth1": 100}
+    through_vpn = declare(bytes_by_destination={"30.0.0.1": 9})
+    book.declare("s-1", through_vpn, uid=5, now_s=6.0, interface_of=towards)
+    assert list(book.current(now_s=6.0)) == [EVERYWHERE]
 
 
 def test_a_need_ends_with_its_backlog_its_session_or_when_it_is_not_said_again() -> None:
