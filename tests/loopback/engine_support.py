@@ -197,6 +197,19 @@ class Node:
         return int((core if self.engine.name == "native" else core.operations).held(peer))
 
 
+class WrappedSocket:
+    """A socket of which a subclass changes what it does."""
+
+    def __init__(self, sock: Any) -> None:
+        self._sock = sock
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+    def sendto(self, data: bytes, address: Any) -> int:
+        return int(self._sock.sendto(data, address))
+
+
 def key(tag: int) -> MatchKey:
     return MatchKey(kind=Kind.POINT_TO_POINT, tag=tag)
 
@@ -269,6 +282,7 @@ __all__ = [
     "ConnectionUp",
     "Node",
     "UnexpectedMessage",
+    "WrappedSocket",
     "bound_socket",
     "connected",
     "connected_to_program",

@@ -12,8 +12,19 @@ from typing import Any
 import pytest
 from aioquic.tls import Epoch
 from engine_relay import rough, silent, straight
-from engine_support import QUICK, ConnectionDown, connected, engines, over, pair, pytest_generate_tests, relayed
-from patience import most_of, wait_until
+from engine_support import (
+    QUICK,
+    ConnectionDown,
+    WrappedSocket,
+    bound_socket,
+    connected,
+    engines,
+    over,
+    pair,
+    pytest_generate_tests,
+    relayed,
+)
+from patience import LIMIT_S, most_of, wait_until
 
 from hive_qos.errors import ConnectionLostError
 from transport.engine.base import EngineSettings, Received, SendDone
@@ -114,19 +125,13 @@ def port_unreachable(sender: tuple[str, int], to: tuple[str, int], datagram: byt
     return struct.pack("!BBHI", 3, 3, ~total & 0xFFFF, 0) + quoted
 
 
-class NarrowSocket:
+class NarrowSocket(WrappedSocket):
     """A socket whose path takes 1300 bytes, as behind a tunnel; told by the kernel as EMSGSIZE."""
-
-    def __init__(self, sock: Any) -> None:
-        self._sock = sock
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._sock, name)
 
     def sendto(self, data: bytes, address: Any) -> int:
         if len(data) > 1300:
             raise OSError(errno.EMSGSIZE, "Message too long")
-        return int(self._sock.sendto(data, address))
+        return super().sendto(data, address)
 
     def sendmsg(self, pieces: list[bytes], *options: Any) -> int:
         if max(map(len, pieces)) > 1300:
@@ -141,6 +146,29 @@ def test_a_path_that_takes_less_than_we_send_is_found_out_and_used() -> None:
         post = b.post("a", None)
         a.send(up, payload)
         assert b.outcome(post).payload == payload
+
+
+class BusySocket(WrappedSocket):
+    """A socket that has no room, once, for an answer to a version of QUIC that nobody knows."""
+
+    was_full = False
+
+    def sendto(self, data: bytes, address: Any) -> int:
+        if not self.was_full and data[0] & 0x80 and data[1:5] == bytes(4):
+            self.was_full = True
+            raise BlockingIOError
+        return super().sendto(data, address)
+
+
+@over(("aioquic", "aioquic"))  # as above
+def test_an_answer_that_the_socket_had_no_room_for_holds_nothing_up() -> None:
+    with connected(wrap=BusySocket) as (a, b, _, up_b), bound_socket("127.0.0.1") as stranger:
+        stranger.sendto(b"\xc0\x1a\x1a\x1a\x1a\x08" + bytes(8) + b"\x08" + bytes(1300), b.address)
+        wait_until(lambda: b.sock.was_full)  # type: ignore[attr-defined]
+        b.send(up_b, b"hello")
+        assert isinstance(a.outcome(a.post("b", None)), Received)
+        stranger.settimeout(LIMIT_S)
+        assert stranger.recv(2000)[1:5] == bytes(4)
 
 
 def test_messages_arrive_whole_over_a_path_that_loses_doubles_cuts_and_spoils() -> None:

@@ -74,8 +74,7 @@ class Core(Loop):
 
     def _ready_on(self, source: Endpoint, mask: int) -> None:
         if mask & selectors.EVENT_WRITE:
-            source.port.send([])
-            self._watch(source)
+            self._send(source, [])
         if mask & selectors.EVENT_READ:
             self._read(source, self._now)
 
@@ -110,7 +109,7 @@ class Core(Loop):
                 if long_header:
                     session = self._accept(endpoint, data, address)
                 elif cid in self._lingering:
-                    endpoint.port.send([(self._lingering[cid][0], address)])
+                    self._send(endpoint, [(self._lingering[cid][0], address)])
                 if session is None:
                     continue
             if session.ended:
@@ -126,7 +125,7 @@ class Core(Loop):
     def _accept(self, endpoint: Endpoint, data: bytes, address: Any) -> Session | None:
         first, answer = read_first_packet(data)
         if answer is not None:
-            endpoint.port.send([(answer, address)])
+            self._send(endpoint, [(answer, address)])
         if first is None:
             return None
         original_cid = self._proof.original_cid(first, address, now_s=self._now)
@@ -141,7 +140,7 @@ class Core(Loop):
             case admission.FirstPacket.IGNORED:
                 return None
             case admission.FirstPacket.TO_PROVE:
-                endpoint.port.send([(self._proof.retry(first, address, now_s=self._now), address)])
+                self._send(endpoint, [(self._proof.retry(first, address, now_s=self._now), address)])
                 return None
         cid = first.destination_cid
         session = self._new_session(
@@ -248,10 +247,8 @@ class Core(Loop):
         if session.ended:
             return
         session.ended = True
-        endpoint = self._endpoints[session.endpoint]
         datagrams = session.connection.transmit(self._now, 0)
-        endpoint.port.send(datagrams)
-        self._watch(endpoint)
+        self._send(self._endpoints[session.endpoint], datagrams)
         self._sessions.remove(session)
         for cid in [cid for cid, owner in self._by_cid.items() if owner is session]:
             del self._by_cid[cid]
@@ -281,11 +278,7 @@ class Core(Loop):
             datagrams = connection.transmit(now, AHEAD_BYTES)
             if datagrams:
                 session.sent_at = now
-                endpoint.port.send(datagrams)
-                if endpoint.port.waiting:
-                    self._watch(endpoint)
-                if endpoint.port.too_long:
-                    self._shrink(endpoint)
+                self._send(endpoint, datagrams)
             session.timer_at = connection.get_timer()
             if connection.outgoing.has_work and datagrams:
                 session.timer_at = now  # the others first
@@ -299,22 +292,22 @@ class Core(Loop):
                 self._collect(session)
         self.operations.expire(now)
 
-    def _shrink(self, endpoint: Endpoint) -> None:
-        """The path takes less than we send: go down to what every QUIC path takes (RFC 9000 14)."""
-        for session in self._sessions:
-            if session.address in endpoint.port.too_long:
-                session.connection.shrink(1200)
-        endpoint.port.too_long.clear()
-
-    def _watch(self, endpoint: Endpoint) -> None:
-        """Ask for when the socket can be written to, while datagrams wait."""
-        waiting = bool(endpoint.port.waiting)
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if waiting else 0)
-        self._selector.modify(endpoint.port.sock, events, endpoint)
-        if not waiting:
+    def _send(self, endpoint: Endpoint, datagrams: list[tuple[bytes, Any]]) -> None:
+        """Send, and follow what the socket says: it is full, it has room again, or its path takes less than we send."""
+        port = endpoint.port
+        waited = bool(port.waiting)
+        port.send(datagrams)
+        if bool(port.waiting) != waited:
+            events = selectors.EVENT_READ | (0 if waited else selectors.EVENT_WRITE)
+            self._selector.modify(port.sock, events, endpoint)
             for session in self._sessions:
                 if session.endpoint == endpoint.number:
                     session.timer_at = self._now
+        if port.too_long:
+            for session in self._sessions:
+                if session.address in port.too_long:
+                    session.connection.shrink(1200)  # what every QUIC path takes (RFC 9000 14)
+            port.too_long.clear()
 
     def _tick(self, now: float) -> None:
         settings = self.settings
