@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from engine_support import (
@@ -19,6 +20,7 @@ from engine_support import (
     ConnectionDown,
     ConnectionUp,
     Node,
+    WrappedSocket,
     bound_socket,
     connected,
     engines,
@@ -194,6 +196,29 @@ def test_whatever_threads_call_while_an_engine_is_closed_ends_once_or_is_refused
                 told = attempts if call.startswith("connect") else ends
                 assert told[number] >= 1, f"turn {turn}: {call} {number} has no end"
                 assert call.startswith("connect") or told[number] == 1, f"turn {turn}: {call} {number} ended twice"
+
+
+class FullSocket(WrappedSocket):
+    """A socket that has no room until `room_at`: for that it makes who does not block come again."""
+
+    room_at = 0.0
+
+    def sendto(self, data: bytes, address: Any) -> int:
+        while time.monotonic() < self.room_at:
+            if not self.gettimeout():
+                raise BlockingIOError
+            time.sleep(0.001)
+        return super().sendto(data, address)
+
+
+@over(("aioquic", "aioquic"))  # the other engine's socket cannot be wrapped
+def test_a_goodbye_is_heard_though_the_socket_is_full() -> None:
+    with connected(wrap=FullSocket) as (a, b, up, _):
+        with a.standing_still():  # then all of this in one turn
+            a.sock.room_at = time.monotonic() + 0.05  # type: ignore[attr-defined]
+            a.send(up, bytes(1_000_000))
+            a.engine.close(timeout_s=0)
+        assert b.take(ConnectionDown).error is None
 
 
 @over(*SOLE)

@@ -6,9 +6,9 @@ what its window lets it send of `AHEAD_BYTES`, compute before bulk. So a turn ta
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import selectors
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -40,6 +40,8 @@ from transport.wire.error_codes import WireCode
 READ_MAX = 48
 AHEAD_BYTES = 16 * 1452
 """What may wait in aioquic, ahead of more urgent messages: 5 ms at 40 Mbit/s."""
+GOODBYE_S = 0.1
+"""What closing waits at most, in all, until full sockets have room for its goodbyes."""
 LINGER_S = 3.0
 """A closed connection answers what still comes with its close for so long (RFC 9000 10.2.1)."""
 
@@ -398,11 +400,14 @@ class Core(Loop):
 
     def _say_goodbye(self) -> None:
         self.operations.fail_all(CancelledError("the engine was closed here"))
+        until = time.monotonic() + GOODBYE_S
         for session in list(self._sessions):
+            port = self._endpoints[session.endpoint].port
+            port.waiting.clear()  # of connections that end now
+            port.sock.settimeout(max(0.0, until - time.monotonic()))
             session.closed_here = True
             session.connection.close(error_code=WireCode.NO_ERROR, reason_phrase="goodbye")
-            with contextlib.suppress(OSError):  # a socket that fails now has nothing left to say
-                self._end(session)
+            self._end(session)
 
     def _fail_everything(self, error: TransportError) -> None:
         for session in list(self._sessions):
