@@ -18,6 +18,7 @@ from engine_support import (
     bound_socket,
     connected,
     engines,
+    over,
     pair,
     pytest_generate_tests,
     relayed,
@@ -116,6 +117,19 @@ def test_what_the_moving_side_accepted_ends_there_and_is_dialled_again() -> None
         post = b.post("a", None)
         a.send(up.connection, b"found again")
         assert b.outcome(post).payload == b"found again"
+
+
+@over(("aioquic", "aioquic"))
+@pytest.mark.parametrize(("host", "other"), [("::1", "127.0.0.1"), ("127.0.0.1", "::1")])
+def test_what_a_socket_of_the_other_family_cannot_reach_ends_and_the_endpoint_goes_on(host: str, other: str) -> None:
+    with connected(host=host) as (a, b, up_a, _):
+        send = a.send(up_a, bytes(50_000_000))
+        rebind(a, other)
+        assert a.take(ConnectionDown).connection == up_a
+        assert isinstance(a.outcome(send), OperationFailed)
+        rebind(b, other)
+        a.dial(b)
+        assert a.take(ConnectionUp).remote == b.address
 
 
 def test_an_attempt_that_is_not_up_ends_at_once() -> None:

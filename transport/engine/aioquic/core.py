@@ -354,7 +354,7 @@ class Core(Loop):
         self._selector.register(endpoint.port.sock, selectors.EVENT_READ, endpoint)
 
     def rebind(self, number: int, port: UdpPort) -> None:
-        """Go on with another socket: what we dialled moves there, everything else ends."""
+        """Go on with another socket: what we dialled moves there if it can reach the peer, everything else ends."""
         endpoint = self._endpoints.get(number)
         if endpoint is None:
             port.sock.close()
@@ -363,8 +363,9 @@ class Core(Loop):
         self._selector.unregister(before.sock)
         before.sock.close()
         self.add_endpoint(endpoint)
+        fits = before.sock.family == port.sock.family
         for session in [session for session in self._sessions if session.endpoint == number]:
-            if session.number is not None and session.attempt is not None:
+            if fits and session.number is not None and session.attempt is not None:
                 session.connection.move()
                 session.timer_at = self._now
             else:

@@ -56,6 +56,8 @@ class UdpPort:
                 self.sock.sendto(data, address)
             except BlockingIOError:
                 return
+            except TypeError:  # an address of the other family, before an endpoint moved
+                pass
             except OSError as error:
                 if error.errno == errno.EMSGSIZE:
                     self.too_long.add(address)
