@@ -31,6 +31,7 @@ from patience import LIMIT_S, wait_until
 
 from hive_qos.errors import MisuseError
 from transport.identity.credentials import Trust
+from transport.wire.error_codes import WireCode
 
 __all__ = ["engines", "pytest_generate_tests"]
 SOLE = (("aioquic", "aioquic"), ("native", "native"))
@@ -219,6 +220,30 @@ def test_a_goodbye_is_heard_though_the_socket_is_full() -> None:
             a.send(up, bytes(1_000_000))
             a.engine.close(timeout_s=0)
         assert b.take(ConnectionDown).error is None
+
+
+class CountingSocket(WrappedSocket):
+    """A socket that counts what it sends."""
+
+    sent_packets = 0
+
+    def sendto(self, data: bytes, address: Any) -> int:
+        self.sent_packets += 1
+        return super().sendto(data, address)
+
+
+@over(("aioquic", "aioquic"))  # as above
+def test_closes_that_cross_do_not_answer_each_other() -> None:
+    with connected(wrap=CountingSocket) as (a, b, up_a, up_b):
+        with a.standing_still(), b.standing_still():
+            before = [node.sock.sent_packets for node in (a, b)]  # type: ignore[attr-defined]
+            for node, up in ((a, up_a), (b, up_b)):
+                node.engine.disconnect(up, wire_code=WireCode.NO_ERROR, reason="moved")
+        for node in (a, b):
+            node.take(ConnectionDown)
+        time.sleep(0.3)
+        after = [node.sock.sent_packets for node in (a, b)]  # type: ignore[attr-defined]
+        assert sum(after) - sum(before) < 20
 
 
 @over(*SOLE)

@@ -42,8 +42,6 @@ AHEAD_BYTES = 16 * 1452
 """What may wait in aioquic, ahead of more urgent messages: 5 ms at 40 Mbit/s."""
 GOODBYE_S = 0.1
 """What closing waits at most, in all, until full sockets have room for its goodbyes."""
-LINGER_S = 3.0
-"""A closed connection answers what still comes with its close for so long (RFC 9000 10.2.1)."""
 
 
 class Core(Loop):
@@ -58,7 +56,6 @@ class Core(Loop):
         self._sessions: list[Session] = []
         self._by_number: dict[int, Session] = {}
         self._by_cid: dict[bytes, Session] = {}
-        self._lingering: dict[bytes, tuple[bytes, float]] = {}
         self._proof = AddressProof()
         self.operations = Operations(
             store_bytes_max=settings.unexpected_bytes_max,
@@ -110,8 +107,6 @@ class Core(Loop):
             if session is None:
                 if long_header:
                     session = self._accept(endpoint, data, address)
-                elif cid in self._lingering:
-                    self._send(endpoint, [(self._lingering[cid][0], address)])
                 if session is None:
                     continue
             if session.ended:
@@ -249,13 +244,12 @@ class Core(Loop):
         if session.ended:
             return
         session.ended = True
-        datagrams = session.connection.transmit(self._now, 0)
+        # Twice, in case one is lost: what still comes is not answered, or two ends that close would answer each other.
+        datagrams = 2 * session.connection.transmit(self._now, 0)
         self._send(self._endpoints[session.endpoint], datagrams)
         self._sessions.remove(session)
         for cid in [cid for cid, owner in self._by_cid.items() if owner is session]:
             del self._by_cid[cid]
-            if datagrams:
-                self._lingering[cid] = (datagrams[-1][0], self._now + LINGER_S)
         error = session.end_error()
         reason = "the connection was closed here" if session.closed_here else "the peer said goodbye"
         if isinstance(error, (ConnectionLostError, PeerError)):
@@ -337,8 +331,6 @@ class Core(Loop):
                 session.pinged_at = now
                 connection.send_ping(0)
                 session.timer_at = now
-        for cid in [cid for cid, (_, until) in self._lingering.items() if until < now]:
-            del self._lingering[cid]
         self.snapshot = {number: session.measure(now_s=now) for number, session in self._by_number.items()}
 
     def _drop(self, session: Session, code: WireCode, error: TransportError) -> None:
