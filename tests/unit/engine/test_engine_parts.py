@@ -310,6 +310,22 @@ def test_bits_of_any_size_make_the_message(payload: bytes, seed: int, early: boo
     assert desk.matcher.reserved == 0
 
 
+@given(st.permutations(range(4)), st.booleans())
+def test_messages_with_one_key_are_delivered_as_they_were_completed(order: list[int], hello: bool) -> None:
+    desk = Desk()
+    if not hello:
+        desk.channel = incoming(desk.stack, window=desk.window)
+    for number in range(4):
+        desk.data(6 + 4 * number, wire(bytes([number]))[:-1], False)
+    for number in order:
+        desk.data(6 + 4 * number, bytes([number]), True)
+    if not hello:
+        desk.channel.begin(desk.matcher)
+    for _ in range(4):
+        desk.post(None)
+    assert [event.payload[0] for event in desk.events if isinstance(event, Received)] == order
+
+
 def test_a_posted_message_is_granted_whole_and_an_unposted_one_only_while_there_is_room() -> None:
     desk = Desk(store=MIB, window=MIB)
     desk.post(bytearray(10 * MIB), tag=1)

@@ -2,7 +2,7 @@
 
 Theory of operation
 - A message is matched when its header is known: it takes the oldest post with its key, else it waits in the store.
-- A post takes the oldest complete waiting message with its key, else the oldest incomplete one.
+- A post takes the message with its key that was complete first, else the oldest incomplete one.
 - The store is bounded by credit, not by trust. An unposted stream may always fill the small window that every stream
   begins with; it is granted its whole length only while no more than half of the store is reserved, so that the other
   half is left for the beginnings of streams that are posted for. A posted stream is granted its whole length at once:
@@ -17,7 +17,7 @@ No sockets, no clock; of a connection a matcher knows only its `Incoming`, which
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING
 
@@ -51,7 +51,7 @@ class Matcher:
         self._reserved: dict[Hashable, int] = {}
         self._operations: dict[int, Post] = {}
         self._posts: dict[MatchKey, deque[Post]] = {}
-        self._arrivals: dict[MatchKey, deque[ReceiveStream]] = {}
+        self._arrivals: dict[MatchKey, OrderedDict[ReceiveStream, None]] = {}
         self._stalled: dict[ReceiveStream, None] = {}
 
     @property
@@ -77,7 +77,7 @@ class Matcher:
         if not waiting:
             self._posts.setdefault(post.key, deque()).append(post)
             return
-        stream = next((one for one in waiting if one.complete), waiting[0])
+        stream = next((one for one in waiting if one.complete), next(iter(waiting)))
         self._remove(stream)
         self._attach(post, stream)
         if stream.complete:
@@ -117,7 +117,7 @@ class Matcher:
                 del self._posts[key]
             self._attach(post, stream)
         else:
-            self._arrivals.setdefault(key, deque()).append(stream)
+            self._arrivals.setdefault(key, OrderedDict())[stream] = None
             self._store(stream)
         stream.settle()
 
@@ -127,6 +127,7 @@ class Matcher:
         if buffer is None:
             return  # nobody wants it any more
         if post is None:
+            self._arrivals[header.key].move_to_end(stream)  # behind those that were complete before
             self._emit(UnexpectedMessage(self.peer, header))
             return
         self._forget(post)
@@ -231,7 +232,7 @@ class Matcher:
     def _remove(self, stream: ReceiveStream) -> None:
         """Take a message out of the store; its bytes stay in `destination`."""
         waiting = self._arrivals[stream.message.key]
-        waiting.remove(stream)
+        del waiting[stream]
         if not waiting:
             del self._arrivals[stream.message.key]
         self._stalled.pop(stream, None)

@@ -79,6 +79,8 @@ class Incoming:
             stream.write(data)
         if end and self.matcher is not None:
             self._finish(stream)
+        elif end:
+            self._streams[stream_id] = self._streams.pop(stream_id)  # `begin` finds them in the order of their ends
 
     def on_reset(self, stream_id: int, code: int) -> None:
         """The peer gave a stream up.
