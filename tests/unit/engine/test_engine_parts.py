@@ -5,14 +5,18 @@ The stack is `Stack`, which does what the real one does of what is asked here (`
 
 from __future__ import annotations
 
+import math
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hive_qos.errors import CancelledError, ConnectionLostError, PeerError
+from hive_qos.errors import CancelledError, ConnectionLostError, PeerError, TimedOutError
 from transport.engine.aioquic.matching import Matcher
+from transport.engine.aioquic.operations import Operations
 from transport.engine.aioquic.receive_streams import PIECES_MAX, Incoming
 from transport.engine.aioquic.send_streams import Outgoing
 from transport.engine.aioquic.streams import Post, SendStream
@@ -224,6 +228,26 @@ def test_a_message_that_is_given_up_goes_no_further_and_stops_no_other() -> None
     stack.acked |= {2, 6}
     out.collect()
     assert sent == [other]
+
+
+def test_of_a_send_that_has_ended_no_deadline_is_kept() -> None:
+    events: list[Event] = []
+    session: Any = SimpleNamespace(
+        message_bytes_max=100, peer="p", connection=SimpleNamespace(outgoing=outgoing(Stack()))
+    )
+    operations = Operations(store_bytes_max=MIB, sessions={1: session}, emit=events.append, clock=lambda: 1000.0)
+    streams = [stream(10, operation=number) for number in range(4)]
+    for one, deadline_s in zip(streams, (5.0, 6.0, 7.0, None), strict=True):
+        operations.send(1, one, deadline_s)
+    operations.sent(streams[0])
+    assert operations.next_deadline_at() == 1006.0
+    operations.expire(1006.0)
+    assert isinstance(events[-1], OperationFailed)
+    assert isinstance(events[-1].error, TimedOutError)
+    operations.cancel(2)
+    assert operations.next_deadline_at() == math.inf
+    operations.expire(1e9)
+    assert len(events) == 3
 
 
 # Receiving

@@ -81,12 +81,9 @@ class Core(Loop):
         self._timers(now)
         self._transmit(now)
 
-    def _next_at(self) -> float | None:
+    def _next_at(self) -> float:
         times = [session.timer_at for session in self._sessions if session.timer_at is not None]
-        deadline_at = self.operations.next_deadline_at()
-        if deadline_at is not None:
-            times.append(deadline_at)
-        return min(times, default=None)
+        return min([self.operations.next_deadline_at(), *times])
 
     def _held_up(self, lost_s: float) -> None:
         for session in self._sessions:

@@ -103,8 +103,8 @@ class Loop(abc.ABC):
         """What is due ten times a second."""
 
     @abc.abstractmethod
-    def _next_at(self) -> float | None:
-        """When the next timer is due."""
+    def _next_at(self) -> float:
+        """When the next timer is due; infinite where none is set."""
 
     @abc.abstractmethod
     def _held_up(self, lost_s: float) -> None:
@@ -151,9 +151,7 @@ class Loop(abc.ABC):
     def _wait_s(self) -> float:
         if self._commands:
             return 0.0
-        until = self._ticked_at + TICK_S
-        timer = self._next_at()
-        return max(0.0, (until if timer is None else min(until, timer)) - time.monotonic())
+        return max(0.0, min(self._ticked_at + TICK_S, self._next_at()) - time.monotonic())
 
     def _hand_over(self) -> None:
         while self._events:

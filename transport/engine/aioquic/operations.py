@@ -6,7 +6,7 @@ message, a cancel, or the last connection to its peer. Each ends once, with one 
 
 from __future__ import annotations
 
-import heapq
+import math
 from collections.abc import Callable, Mapping
 
 from hive_qos.errors import CancelledError, ConnectionLostError, PeerError, TimedOutError, TransportError
@@ -40,7 +40,6 @@ class Operations:
     ) -> None:
         self._store_bytes_max, self._sessions, self._emit, self._clock = store_bytes_max, sessions, emit, clock
         self._sends: dict[int, tuple[Session, SendStream]] = {}
-        self._deadlines: list[tuple[float, int]] = []
         self._matchers: dict[str, Matcher] = {}
         self._floors: dict[str, int] = {}
 
@@ -62,7 +61,7 @@ class Operations:
             return
         self._sends[stream.operation] = (session, stream)
         if deadline_s is not None:
-            heapq.heappush(self._deadlines, (self._clock() + deadline_s, stream.operation))
+            stream.deadline_at = self._clock() + deadline_s
         session.connection.outgoing.submit(stream)
         session.timer_at = self._clock()
 
@@ -146,16 +145,14 @@ class Operations:
 
     # Time, and the end
 
-    def next_deadline_at(self) -> float | None:
-        """When a send has to be done."""
-        return self._deadlines[0][0] if self._deadlines else None
+    def next_deadline_at(self) -> float:
+        """When a send has to be done; infinite where none has to be."""
+        return min((stream.deadline_at for _, stream in self._sends.values()), default=math.inf)
 
     def expire(self, now: float) -> None:
         """Abandon sends whose deadline has passed."""
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, operation = heapq.heappop(self._deadlines)
-            if operation in self._sends:
-                session, stream = self._sends[operation]
+        for operation, (session, stream) in list(self._sends.items()):
+            if stream.deadline_at <= now:
                 error = TimedOutError(
                     f"sending to {session.peer}",
                     timeout_s=stream.timeout_s,

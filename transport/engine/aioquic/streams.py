@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ class SendStream:
     payload: memoryview | None
     priority: int
     timeout_s: float = 0.0
+    deadline_at: float = math.inf
     open_ended: bool = False
     stream_id: int = -1
     fed: int = 0
