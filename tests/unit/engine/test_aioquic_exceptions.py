@@ -191,18 +191,17 @@ def test_what_was_sent_and_what_was_acknowledged_is_known(pair: Pair) -> None:
     assert pair.a.first_stream_limit == STREAM_WINDOW
     assert pair.a.data_credit == WINDOW
     first = pair.send(3000, end=True)
-    assert (pair.a.sent_of(first), pair.a.acked_of(first), pair.a.is_acked(first)) == (0, 0, False)
+    assert (pair.a.sent_of(first), pair.a.is_acked(first)) == (0, False)
     pair.step()
-    assert (pair.a.sent_of(first), pair.a.acked_of(first), pair.a.is_acked(first)) == (3000, 0, False)
+    assert (pair.a.sent_of(first), pair.a.is_acked(first)) == (3000, False)
     assert pair.a.data_credit == WINDOW - 3000
     while not pair.a.is_acked(first):
-        assert pair.a.acked_of(first) <= 3000
         pair.step()
     pair.settle()
     assert pair.a.is_acked(first)  # also when aioquic has forgotten it
     unfinished = pair.send(3000)
     pair.settle()
-    assert (pair.a.acked_of(unfinished), pair.a.is_acked(unfinished)) == (3000, False)
+    assert (pair.a.sent_of(unfinished), pair.a.is_acked(unfinished)) == (3000, False)
     pair.a.reset_stream(unfinished, 7)
     pair.settle()
     assert pair.a.is_acked(unfinished)

@@ -73,9 +73,6 @@ class Stack:
     def sent_of(self, stream_id: int) -> int:
         return self.went.get(stream_id, 0)
 
-    def acked_of(self, stream_id: int) -> int:
-        return self.went.get(stream_id, 0)
-
     def is_acked(self, stream_id: int) -> bool:
         return stream_id in self.acked
 
@@ -154,6 +151,17 @@ def test_levels_are_served_strictly_and_equals_take_turns(monkeypatch: pytest.Mo
     end = {number: len(order) - order[::-1].index(number) for number in (urgent, one, other, last)}
     assert end[urgent] <= order.index(one) + 1 <= order.index(other) < end[one]  # then two in turns
     assert max(end[one], end[other]) <= order.index(last) + 1
+
+
+def test_a_chunk_of_a_collective_is_not_interrupted() -> None:
+    stack = Stack()
+    out, one, other = outgoing(stack), stream(512 * 1024, operation=1), stream(512 * 1024, operation=2)
+    out.submit(one)
+    out.submit(other)
+    while one.fed < one.total:
+        out.feed(1400)
+        stack.send_all()
+    assert other.fed < 1400
 
 
 def test_nothing_is_handed_on_beyond_the_peers_credit() -> None:

@@ -131,10 +131,6 @@ class OpenedConnection(QuicConnection):
         """Bytes of a stream of ours that have been in a packet."""
         return int(self._streams[stream_id].sender.highest_offset)
 
-    def acked_of(self, stream_id: int) -> int:
-        """Bytes of a stream of ours that the peer has, from the first on."""
-        return int(self._streams[stream_id].sender._buffer_start)
-
     def is_acked(self, stream_id: int) -> bool:
         """The peer has all of a stream of ours, and its end; or has acknowledged our reset."""
         stream = self._streams.get(stream_id)

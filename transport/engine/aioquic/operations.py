@@ -156,7 +156,7 @@ class Operations:
                 error = TimedOutError(
                     f"sending to {session.peer}",
                     timeout_s=stream.timeout_s,
-                    bytes_done=session.connection.outgoing.acked(stream),
+                    bytes_done=stream.fed,
                     bytes_total=stream.total,
                 )
                 self._abandon(operation, WireCode.DEADLINE_PASSED, error)
