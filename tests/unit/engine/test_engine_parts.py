@@ -15,11 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hive_qos.errors import CancelledError, ConnectionLostError, PeerError, TimedOutError
-from transport.engine.aioquic.matching import Matcher
+from transport.engine.aioquic.matching import Matcher, Post
 from transport.engine.aioquic.operations import Operations
 from transport.engine.aioquic.receive_streams import PIECES_MAX, Incoming
-from transport.engine.aioquic.send_streams import Outgoing
-from transport.engine.aioquic.streams import Post, SendStream
+from transport.engine.aioquic.send_streams import Outgoing, SendStream
 from transport.engine.base import Event, OperationFailed, Received, UnexpectedMessage
 from transport.wire.error_codes import WireCode, WireError
 from transport.wire.header import Header, Kind, MatchKey, encode_header

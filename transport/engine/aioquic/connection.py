@@ -12,8 +12,7 @@ from cryptography import x509
 
 from transport.engine.aioquic.exceptions import OpenedConnection
 from transport.engine.aioquic.receive_streams import Incoming
-from transport.engine.aioquic.send_streams import Outgoing
-from transport.engine.aioquic.streams import SendStream
+from transport.engine.aioquic.send_streams import Outgoing, SendStream
 from transport.wire.error_codes import WireError
 
 CID_BYTES = 8

@@ -19,10 +19,10 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hive_qos.errors import CancelledError, PeerError, TransportError
-from transport.engine.aioquic.streams import Post, ReceiveStream
 from transport.engine.base import Event, OperationFailed, Received, UnexpectedMessage
 from transport.wire.error_codes import WireCode
 from transport.wire.header import Header, MatchKey
@@ -32,6 +32,63 @@ if TYPE_CHECKING:
 
 OVERHEAD_BYTES = 2048
 """Charged for every waiting message, so that a million empty ones cannot fill the memory."""
+
+
+@dataclass(eq=False)
+class Post:
+    """A buffer that waits for a message, or for the rest of the one that `stream` brings."""
+
+    operation: int
+    peer: str
+    key: MatchKey
+    buffer: memoryview | None
+    stream: ReceiveStream | None = None
+
+
+@dataclass(eq=False, slots=True)
+class ReceiveStream:
+    """One message on its way in; its bytes come in order.
+
+    `limit` is how far the peer may send by flow control, `received` how many bytes have come, `total` how many there
+    will be. While `header` is None, they wait in `head`. Then payload goes to `destination`: a posted buffer, the
+    store's memory, which may be shorter than the message, or None when it is discarded. `reserved` is what it takes of
+    the store. `free` says that its bytes are not held for the peer any more (posted for, or thrown away).
+    `channel` is what it came over, None when that has ended; `account` is whom the store charges, `connection` the
+    number by which the caller knows the channel.
+    """
+
+    stream_id: int
+    channel: Incoming | None
+    limit: int
+    account: Hashable = None
+    connection: int = 0
+    received: int = 0
+    complete: bool = False
+    header: Header | None = None
+    head: bytearray = field(default_factory=bytearray)
+    head_bytes: int = 0
+    total: int = 0
+    destination: memoryview | bytearray | None = None
+    post: Post | None = None
+    reserved: int = 0
+    free: bool = False
+
+    @property
+    def message(self) -> Header:
+        """The header, once it is known."""
+        assert self.header is not None
+        return self.header
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Take the next payload bytes: `received` counts them already."""
+        stop = self.received - self.head_bytes
+        if self.destination is not None:
+            self.destination[stop - len(data) : stop] = data
+
+    def settle(self) -> None:
+        """Write what came with the header, now that `destination` is set."""
+        self.write(memoryview(self.head)[self.head_bytes :])
+        self.head = bytearray()
 
 
 class Matcher:

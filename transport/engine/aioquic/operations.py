@@ -10,10 +10,10 @@ import math
 from collections.abc import Callable, Mapping
 
 from hive_qos.errors import CancelledError, ConnectionLostError, PeerError, TimedOutError, TransportError
-from transport.engine.aioquic.matching import Matcher
+from transport.engine.aioquic.matching import Matcher, Post
 from transport.engine.aioquic.receive_streams import code_name
+from transport.engine.aioquic.send_streams import SendStream
 from transport.engine.aioquic.session import Session
-from transport.engine.aioquic.streams import Post, SendStream
 from transport.engine.base import Event, OperationFailed, SendDone
 from transport.wire.error_codes import WireCode
 
@@ -49,13 +49,13 @@ class Operations:
         """Queue a message."""
         session = self._sessions.get(number)
         if session is None:
-            stream.release()
+            stream.payload = None
             error = ConnectionLostError(f"connection {number}", "it has ended or never was")
             self._emit(OperationFailed(stream.operation, error))
             return
         length, accepted = stream.total - len(stream.prefix), session.message_bytes_max
         if length > accepted:
-            stream.release()
+            stream.payload = None
             too_long = PeerError(session.peer, f"accepts messages of {accepted} bytes; this has {length}")
             self._emit(OperationFailed(stream.operation, too_long))
             return
@@ -111,7 +111,7 @@ class Operations:
 
     def sent(self, stream: SendStream) -> None:
         """The peer has acknowledged all of it."""
-        stream.release()
+        stream.payload = None
         if self._sends.pop(stream.operation, None) is not None:
             self._emit(SendDone(stream.operation))
 
@@ -131,7 +131,7 @@ class Operations:
         lost_here = [stream for owner, stream in self._sends.values() if owner is session]
         for stream in lost_here:
             del self._sends[stream.operation]
-            stream.release()
+            stream.payload = None
             self._emit(OperationFailed(stream.operation, ConnectionLostError(session.peer, reason)))
 
     def lose_posts(self, session: Session, reason: str) -> None:
@@ -164,7 +164,7 @@ class Operations:
     def fail_all(self, error: TransportError) -> None:
         """The engine ends: every operation does."""
         for _, stream in self._sends.values():
-            stream.release()
+            stream.payload = None
             self._emit(OperationFailed(stream.operation, error))
         self._sends.clear()
         for matcher in self._matchers.values():

@@ -10,11 +10,10 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 from transport.engine.aioquic.exceptions import OpenedConnection
-from transport.engine.aioquic.matching import Matcher
-from transport.engine.aioquic.streams import ReceiveStream
+from transport.engine.aioquic.matching import Matcher, ReceiveStream
 from transport.wire.control_frames import FrameReader
 from transport.wire.error_codes import WireCode, WireError
-from transport.wire.header import decode_header
+from transport.wire.header import decode_header, split_header
 
 PIECES_MAX = 4096
 """Separate pieces of all messages of a connection: gaps in what arrived. More is made to cost us memory and time."""
@@ -164,11 +163,12 @@ class Incoming:
     def _advance(self, stream: ReceiveStream) -> None:
         """Read the header if all of it is there, and find the message a place."""
         assert self.matcher is not None
-        body = stream.split() if stream.head else None
-        if body is None:
+        split = split_header(stream.head)
+        if split is None:
             if stream.complete:
                 raise WireError(WireCode.LENGTH_MISMATCH, "a stream ended within its header")
             return
+        body, stream.head_bytes = split
         header = decode_header(body)
         if header.length > self.message_bytes_max:
             reason = f"a message of {header.length} bytes where {self.message_bytes_max} are accepted"

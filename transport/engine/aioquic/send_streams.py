@@ -13,17 +13,50 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from transport.engine.aioquic.exceptions import OpenedConnection
-from transport.engine.aioquic.streams import SendStream
 
 HEAD_BYTES = 8192
 """A header is at most 4104 bytes; a receiver that has it can say whether it wants the message."""
 TURN_BYTES = 512 * 1024 + HEAD_BYTES
-"""A collective's chunk and its header. Chunks then arrive one after another: the first is reduced while the next is on its
-way. In turns of 16 KiB all would arrive together, and 4 MB over 40 Mbit/s take 1.05 s to reduce, not 0.86 s."""
+"""A collective's chunk and its header. Chunks then arrive one after another: the first is reduced while the next is on
+its way. In turns of 16 KiB all would arrive together, and 4 MB over 40 Mbit/s take 1.05 s to reduce, not 0.86 s."""
 CONTROL_LEVEL = 1
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class SendStream:
+    """One message on its way out (or, `open_ended`, the control stream, which has no end).
+
+    `fed` is how many of its `total` bytes the stack has; `stream_id` is -1 until it has any. `payload` is borrowed: None
+    at the end.
+    """
+
+    operation: int
+    prefix: bytes
+    payload: memoryview | None
+    priority: int
+    timeout_s: float = 0.0
+    deadline_at: float = math.inf
+    open_ended: bool = False
+    stream_id: int = -1
+    fed: int = 0
+    reset_code: int | None = None
+    total: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.total = len(self.prefix) + (len(self.payload) if self.payload is not None else 0)
+
+    def read(self, stop: int) -> bytes:
+        """The bytes from `fed` to `stop`."""
+        head, start = len(self.prefix), self.fed
+        first = self.prefix[start:stop]
+        if self.payload is None or stop <= head:
+            return first
+        return first + bytes(self.payload[max(start - head, 0) : stop - head])
 
 
 class Outgoing:
@@ -78,7 +111,7 @@ class Outgoing:
         """RESET_STREAM, or nothing where the stream was never begun. The payload is let go."""
         if stream.reset_code is None:
             stream.reset_code = code
-            stream.release()
+            stream.payload = None
             if stream.stream_id >= 0:
                 self._connection.reset_stream(stream.stream_id, code)
 

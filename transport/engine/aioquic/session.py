@@ -11,7 +11,7 @@ from cryptography import x509
 from hive_qos.errors import ConnectionLostError, PeerError, TransportError
 from transport.engine import admission
 from transport.engine.aioquic.receive_streams import code_name
-from transport.engine.aioquic.streams import SendStream
+from transport.engine.aioquic.send_streams import SendStream
 from transport.engine.base import ConnectionStatistics
 from transport.engine.validation import CONTROL_STREAM_LEVEL, called
 from transport.identity.credentials import Trust
