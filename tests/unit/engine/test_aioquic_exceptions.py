@@ -20,8 +20,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from transport.engine.aioquic import exceptions
-from transport.engine.aioquic.exceptions import OpenedConnection
-from transport.engine.aioquic.measurement import CONTROLLERS
+from transport.engine.aioquic.exceptions import CONTROLLERS, OpenedConnection
 from transport.identity import ephemeral_identity
 
 FOLDER = Path(exceptions.__file__).parent

@@ -20,7 +20,7 @@ from aioquic.quic.retry import QuicRetryTokenHandler
 from cryptography import x509
 
 from transport.engine.aioquic.connection import CID_BYTES
-from transport.engine.aioquic.measurement import CONTROLLERS
+from transport.engine.aioquic.exceptions import CONTROLLERS
 from transport.engine.aioquic.udp_socket import UdpPort
 from transport.engine.base import EngineSettings
 from transport.identity.credentials import Trust

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from transport.engine.aioquic.configuration import Endpoint
 from transport.engine.aioquic.core import Core
+from transport.engine.aioquic.exceptions import CONTROLLERS
 from transport.engine.aioquic.matching import Post
-from transport.engine.aioquic.measurement import CONTROLLERS
 from transport.engine.aioquic.send_streams import SendStream
 from transport.engine.aioquic.udp_socket import UdpPort
 from transport.engine.base import Address, Buffer, ConnectionStatistics, Engine, EngineSettings, Event, Priority

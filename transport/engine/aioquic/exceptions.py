@@ -16,14 +16,51 @@ Each has a test in `tests/unit/engine/test_aioquic_exceptions.py` that fails whe
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
-from aioquic.quic.congestion.base import create_congestion_control
+from aioquic.quic.congestion.base import register_congestion_control
+from aioquic.quic.congestion.cubic import CubicCongestionControl
 from aioquic.quic.connection import QuicConnection
 from aioquic.quic.events import ConnectionTerminated
 from aioquic.quic.packet_builder import QuicPacketBuilder
 from cryptography.x509 import Certificate
+
+
+class Cubic(CubicCongestionControl):
+    """aioquic's CUBIC, with the counters that `ConnectionStatistics` has and aioquic does not keep.
+
+    `rtt_s_min` is of the path; infinite before the first sample.
+    """
+
+    def __init__(self, *, max_datagram_size: int) -> None:
+        super().__init__(max_datagram_size=max_datagram_size)
+        self.rtt_s_min = math.inf
+        self.delivered_bytes = 0
+        self.lost_packets = 0
+
+    def count_on(self, before: Cubic) -> None:
+        """Take over the counts of the control before, and what is in flight; nothing of what it learnt."""
+        self.bytes_in_flight = before.bytes_in_flight
+        self.delivered_bytes, self.lost_packets = before.delivered_bytes, before.lost_packets
+
+    def on_packet_acked(self, *, now: float, packet: Any) -> None:
+        self.delivered_bytes += packet.sent_bytes
+        super().on_packet_acked(now=now, packet=packet)
+
+    def on_packets_lost(self, *, now: float, packets: Iterable[Any]) -> None:
+        lost = list(packets)
+        self.lost_packets += len(lost)
+        super().on_packets_lost(now=now, packets=lost)
+
+    def on_rtt_measurement(self, *, now: float, rtt: float) -> None:
+        self.rtt_s_min = min(rtt, self.rtt_s_min)
+        super().on_rtt_measurement(now=now, rtt=rtt)
+
+
+CONTROLLERS = {"auto": "hive-cubic", "cubic": "hive-cubic"}
+"""By what `EngineSettings.congestion` says. `auto` is CUBIC."""
+register_congestion_control("hive-cubic", Cubic)
 
 
 class OpenedConnection(QuicConnection):
@@ -165,7 +202,7 @@ class OpenedConnection(QuicConnection):
 
     @property
     def controller(self) -> Any:
-        """The congestion control, which counts what it is told (`measurement`)."""
+        """The congestion control, which counts what it is told."""
         return self._loss._cc
 
     @property
@@ -197,11 +234,8 @@ class OpenedConnection(QuicConnection):
     def restart_path(self) -> None:
         """Forget what the path has taught. What is under way on it counts until it is lost."""
         loss = self._loss
-        name = self.configuration.congestion_control_algorithm
-        before: Any = loss._cc
-        after: Any = create_congestion_control(name, max_datagram_size=self._max_datagram_size)
-        after.count_on(before)
-        loss._cc = after
+        before, loss._cc = self.controller, Cubic(max_datagram_size=self._max_datagram_size)
+        loss._cc.count_on(before)
         loss._pto_count = 0
         loss._rtt_initialized, loss._rtt_min = False, math.inf
         loss._rtt_smoothed = loss._rtt_latest = 0.0

@@ -31,8 +31,8 @@ CONTROL_LEVEL = 1
 class SendStream:
     """One message on its way out (or, `open_ended`, the control stream, which has no end).
 
-    `fed` is how many of its `total` bytes the stack has; `stream_id` is -1 until it has any. `payload` is borrowed: None
-    at the end.
+    `fed` is how many of its `total` bytes the stack has, `stream_id` is -1 until it has any. `payload` is borrowed, and
+    None at the end.
     """
 
     operation: int
