@@ -10,6 +10,7 @@ from typing import Any
 from aioquic.buffer import Buffer as QuicBuffer  # type: ignore[attr-defined]  # its own __all__ leaves it out
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.packet import (
+    QuicHeader,
     QuicPacketType,
     QuicProtocolVersion,
     encode_quic_retry,
@@ -69,78 +70,58 @@ def configuration_of(endpoint: Endpoint, settings: EngineSettings, *, is_client:
     )
 
 
-@dataclass(frozen=True)
-class FirstPacket:
-    """What of a client's first packet matters: the identifiers that it goes to and comes from, and its token."""
-
-    destination_cid: bytes
-    source_cid: bytes
-    token: bytes
-
-
-def read_first_packet(data: bytes) -> tuple[FirstPacket | None, bytes | None]:
+def read_first_packet(data: bytes) -> QuicHeader | bytes | None:
     """Look at a long-header packet of no known connection.
 
     Returns:
-        What it says if it may begin a connection, else None; and an answer that names our versions if it speaks
-        another, else None.
+        Its header if it may begin a connection; an answer that names our version if it speaks another; else None.
     """
     if len(data) < INITIAL_BYTES_MIN:
-        return None, None
+        return None
     try:
         header = pull_quic_header(QuicBuffer(data=data), host_cid_length=CID_BYTES)
     except ValueError:
-        return None, None
+        return None
     if header.version == QuicProtocolVersion.VERSION_1:
-        if header.packet_type != QuicPacketType.INITIAL:
-            return None, None
-        return FirstPacket(header.destination_cid, header.source_cid, header.token), None
+        return header if header.packet_type == QuicPacketType.INITIAL else None
     if not header.version:  # a version negotiation, which only clients read
-        return None, None
-    answer = encode_quic_version_negotiation(
+        return None
+    return encode_quic_version_negotiation(
         source_cid=header.destination_cid,
         destination_cid=header.source_cid,
         supported_versions=[QuicProtocolVersion.VERSION_1],
     )
-    return None, answer
 
 
-class AddressProof:
-    """Retry packets of one engine, and their tokens (RFC 9000 8.1.2 to 8.1.4). Nothing is kept of either.
+def retry(tokens: QuicRetryTokenHandler, first: QuicHeader, address: Any, *, now_s: float) -> bytes:
+    """The answer to a first packet whose sender is to prove its address (RFC 9000 8.1.2). Nothing is kept of it.
 
-    A token is good for the address and port that it was sent to, for 30 s.
+    Its token is good for the address and port that it was sent to, for 30 s.
     """
+    cid = os.urandom(CID_BYTES)
+    token = tokens.create_token(
+        address=_plain(address),
+        original_destination_connection_id=first.destination_cid,
+        retry_source_connection_id=cid,
+        now=now_s,
+    )
+    return encode_quic_retry(
+        version=QuicProtocolVersion.VERSION_1,
+        source_cid=cid,
+        destination_cid=first.source_cid,
+        original_destination_cid=first.destination_cid,
+        retry_token=token,
+    )
 
-    def __init__(self) -> None:
-        self._tokens = QuicRetryTokenHandler()
 
-    def retry(self, first: FirstPacket, address: Any, *, now_s: float) -> bytes:
-        """The answer to a first packet whose sender is to prove its address."""
-        cid = os.urandom(CID_BYTES)
-        token = self._tokens.create_token(
-            address=_plain(address),
-            original_destination_connection_id=first.destination_cid,
-            retry_source_connection_id=cid,
-            now=now_s,
+def original_cid(tokens: QuicRetryTokenHandler, first: QuicHeader, address: Any, *, now_s: float) -> bytes | None:
+    """The identifier that the client began with, before the Retry that it answers; None where it answers none."""
+    try:
+        return tokens.validate_token(
+            address=_plain(address), destination_cid=first.destination_cid, token=first.token, now=now_s
         )
-        return encode_quic_retry(
-            version=QuicProtocolVersion.VERSION_1,
-            source_cid=cid,
-            destination_cid=first.source_cid,
-            original_destination_cid=first.destination_cid,
-            retry_token=token,
-        )
-
-    def original_cid(self, first: FirstPacket, address: Any, *, now_s: float) -> bytes | None:
-        """The identifier that the client began with, before the Retry that it answers; None where it answers none."""
-        if not first.token:
-            return None
-        try:
-            return self._tokens.validate_token(
-                address=_plain(address), destination_cid=first.destination_cid, token=first.token, now=now_s
-            )
-        except ValueError:
-            return None  # of another server, or of an engine before this one: as if it had none
+    except ValueError:  # none at all, or of another server, or of an engine before this one
+        return None
 
 
 def _plain(address: Any) -> Any:

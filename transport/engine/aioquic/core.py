@@ -13,11 +13,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from aioquic.quic.events import ConnectionIdIssued, ConnectionIdRetired
+from aioquic.quic.packet import QuicHeader
+from aioquic.quic.retry import QuicRetryTokenHandler
 from cryptography.x509 import Certificate
 
 from hive_qos.errors import CancelledError, ConnectionLostError, PeerError, TransportError
 from transport.engine import admission
-from transport.engine.aioquic.configuration import AddressProof, Endpoint, configuration_of, read_first_packet
+from transport.engine.aioquic.configuration import Endpoint, configuration_of, original_cid, read_first_packet, retry
 from transport.engine.aioquic.connection import CID_BYTES, HiveConnection
 from transport.engine.aioquic.event_loop import Loop
 from transport.engine.aioquic.operations import Operations
@@ -56,7 +58,7 @@ class Core(Loop):
         self._sessions: list[Session] = []
         self._by_number: dict[int, Session] = {}
         self._by_cid: dict[bytes, Session] = {}
-        self._proof = AddressProof()
+        self._tokens = QuicRetryTokenHandler()
         self.operations = Operations(
             store_bytes_max=settings.unexpected_bytes_max,
             sessions=self._by_number,
@@ -117,24 +119,24 @@ class Core(Loop):
             self._collect(session)
 
     def _accept(self, endpoint: Endpoint, data: bytes, address: Any) -> Session | None:
-        first, answer = read_first_packet(data)
-        if answer is not None:
-            self._send(endpoint, [(answer, address)])
-        if first is None:
+        first = read_first_packet(data)
+        if isinstance(first, bytes):
+            self._send(endpoint, [(first, address)])
+        if not isinstance(first, QuicHeader):
             return None
-        original_cid = self._proof.original_cid(first, address, now_s=self._now)
+        began_as = original_cid(self._tokens, first, address, now_s=self._now)
         source = admission.source_of(address[0])
         half_open = [session for session in self._sessions if session.attempt is None and not session.verified]
         judged = admission.admit_first_packet(
             half_open=len(half_open),
             of_source=sum(session.source == source for session in half_open),
-            proved=original_cid is not None,
+            proved=began_as is not None,
         )
         match judged:
             case admission.FirstPacket.IGNORED:
                 return None
             case admission.FirstPacket.TO_PROVE:
-                self._send(endpoint, [(self._proof.retry(first, address, now_s=self._now), address)])
+                self._send(endpoint, [(retry(self._tokens, first, address, now_s=self._now), address)])
                 return None
         cid = first.destination_cid
         session = self._new_session(
@@ -142,8 +144,8 @@ class Core(Loop):
             address,
             attempt=None,
             expected_peer=None,
-            original_cid=original_cid or cid,
-            retry_cid=None if original_cid is None else cid,
+            original_cid=began_as or cid,
+            retry_cid=None if began_as is None else cid,
         )
         session.source = source
         self._by_cid[cid] = session
