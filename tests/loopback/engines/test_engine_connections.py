@@ -189,11 +189,11 @@ def test_messages_arrive_whole_over_a_path_that_loses_doubles_cuts_and_spoils() 
 
 @over(("aioquic", "aioquic"), ("aioquic", "native"))  # quinn decides by itself when keys are old: after 2^23 packets
 def test_keys_are_changed_in_time_and_nobody_notices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transport.engine.aioquic.connection.KEY_PACKETS_MAX", 2000)
+    monkeypatch.setattr("transport.engine.aioquic.session.KEY_PACKETS_MAX", 2000)
     payload = random.Random(5).randbytes(4 * 2**20)  # 3000 packets: one change
     with connected() as (a, b, up, _):
         engine: Any = a.engine
-        phase = next(iter(engine._core._by_number.values())).connection
+        phase = next(iter(engine._core._by_number.values()))
         first = phase._cryptos[Epoch.ONE_RTT].send.secret
         post = b.post("a", bytearray(len(payload)))
         a.send(up, payload)

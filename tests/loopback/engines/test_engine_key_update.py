@@ -23,13 +23,13 @@ def update_keys(node: Node, connection: int) -> None:
     if node.engine.name == "native":
         core.update_keys(connection)
     else:
-        core.command(core._by_number[connection].connection.request_key_update)
+        core.command(core._by_number[connection].request_key_update)
 
 
 def secret(node: Node, connection: int) -> bytes:
     """What an aioquic connection's receiving keys are made of."""
     core: Any = node.engine._core  # type: ignore[attr-defined]
-    return bytes(core._by_number[connection].connection._cryptos[Epoch.ONE_RTT].recv.secret)
+    return bytes(core._by_number[connection]._cryptos[Epoch.ONE_RTT].recv.secret)
 
 
 def test_messages_of_both_directions_arrive_whole_while_both_sides_change_keys() -> None:
@@ -85,7 +85,7 @@ def test_a_native_connection_changes_its_keys_early_by_itself_whichever_side_it_
 @over(("aioquic", "native"))  # quinn does not let itself be made to do that, and aioquic lets a peer do it
 def test_who_changes_keys_with_every_packet_is_closed() -> None:
     with connected() as (a, b, up_a, _):
-        pair: Any = a.engine._core._by_number[up_a].connection._cryptos[Epoch.ONE_RTT]  # type: ignore[attr-defined]
+        pair: Any = a.engine._core._by_number[up_a]._cryptos[Epoch.ONE_RTT]  # type: ignore[attr-defined]
         seal = pair.encrypt_packet
 
         def with_new_keys(*args: Any) -> bytes:

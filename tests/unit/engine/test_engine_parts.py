@@ -239,9 +239,7 @@ def test_a_message_that_is_given_up_goes_no_further_and_stops_no_other() -> None
 
 def test_of_a_send_that_has_ended_no_deadline_is_kept() -> None:
     events: list[Event] = []
-    session: Any = SimpleNamespace(
-        message_bytes_max=100, peer="p", connection=SimpleNamespace(outgoing=outgoing(Stack()))
-    )
+    session: Any = SimpleNamespace(message_bytes_max=100, peer="p", outgoing=outgoing(Stack()))
     operations = Operations(store_bytes_max=MIB, sessions={1: session}, emit=events.append, clock=lambda: 1000.0)
     streams = [stream(10, operation=number) for number in range(4)]
     for one, deadline_s in zip(streams, (5.0, 6.0, 7.0, None), strict=True):

@@ -20,12 +20,12 @@ from aioquic.quic.packet import (
 from aioquic.quic.retry import QuicRetryTokenHandler
 from cryptography import x509
 
-from transport.engine.aioquic.connection import CID_BYTES
 from transport.engine.aioquic.exceptions import CONTROLLERS
 from transport.engine.aioquic.udp_socket import UdpPort
 from transport.engine.base import EngineSettings
 from transport.identity.credentials import Trust
 
+CID_BYTES = 8
 INITIAL_BYTES_MIN = 1200
 """A datagram with a client's first packet is at least so long (RFC 9000 14.1)."""
 STREAM_WINDOW_BYTES = 2**20

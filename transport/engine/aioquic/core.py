@@ -15,12 +15,10 @@ from typing import Any
 from aioquic.quic.events import ConnectionIdIssued, ConnectionIdRetired
 from aioquic.quic.packet import QuicHeader
 from aioquic.quic.retry import QuicRetryTokenHandler
-from cryptography.x509 import Certificate
 
 from hive_qos.errors import CancelledError, ConnectionLostError, PeerError, TransportError
 from transport.engine import admission
-from transport.engine.aioquic.configuration import Endpoint, configuration_of, original_cid, read_first_packet, retry
-from transport.engine.aioquic.connection import CID_BYTES, HiveConnection
+from transport.engine.aioquic.configuration import CID_BYTES, Endpoint, original_cid, read_first_packet, retry
 from transport.engine.aioquic.event_loop import Loop
 from transport.engine.aioquic.operations import Operations
 from transport.engine.aioquic.receive_streams import code_name
@@ -62,7 +60,7 @@ class Core(Loop):
         self.operations = Operations(
             store_bytes_max=settings.unexpected_bytes_max,
             sessions=self._by_number,
-            emit=self._emit,
+            emit=lambda event: self._events.append(event),
             clock=lambda: self._now,
         )
 
@@ -89,7 +87,7 @@ class Core(Loop):
 
     def _held_up(self, lost_s: float) -> None:
         for session in self._sessions:
-            session.connection.heard_at += lost_s
+            session.heard_at += lost_s
             session.started_at += lost_s
 
     # Datagrams in
@@ -110,12 +108,12 @@ class Core(Loop):
                     continue
             if session.ended:
                 continue
-            session.connection.receive(data, address, now)
+            session.receive(data, address, now)
             touched.add(session)
         for session in touched:
             session.timer_at = now
             # It moves with a peer that dialled.
-            session.address = session.connection.get_peer_address() or session.address
+            session.address = session.get_peer_address() or session.address
             self._collect(session)
 
     def _accept(self, endpoint: Endpoint, data: bytes, address: Any) -> Session | None:
@@ -139,66 +137,36 @@ class Core(Loop):
                 self._send(endpoint, [(retry(self._tokens, first, address, now_s=self._now), address)])
                 return None
         cid = first.destination_cid
-        session = self._new_session(
-            endpoint,
-            address,
-            attempt=None,
-            expected_peer=None,
-            original_cid=began_as or cid,
-            retry_cid=None if began_as is None else cid,
-        )
+        retry_cid = None if began_as is None else cid
+        session = self._new_session(endpoint, address, original_cid=began_as or cid, retry_cid=retry_cid)
         session.source = source
         self._by_cid[cid] = session
         return session
 
     # Sessions
 
-    def _new_session(
-        self,
-        endpoint: Endpoint,
-        address: Any,
-        *,
-        attempt: int | None,
-        expected_peer: str | None,
-        original_cid: bytes | None = None,
-        retry_cid: bytes | None = None,
-    ) -> Session:
-        settings = self.settings
+    def _new_session(self, endpoint: Endpoint, address: Any, **options: Any) -> Session:
         session = Session(
-            endpoint=endpoint.number,
-            bulk=endpoint.bulk,
-            address=address,
-            trust=endpoint.trust,
-            hello=endpoint.hello,
-            attempt=attempt,
-            expected_peer=expected_peer,
-            proved=retry_cid is not None,
-            started_at=self._now,
+            endpoint,
+            address,
+            settings=self.settings,
+            now=self._now,
+            on_verified=self._verified,
             on_ready=self._ready,
-        )
-        session.connection = HiveConnection(
-            configuration=configuration_of(endpoint, settings, is_client=original_cid is None),
-            streams_max=settings.streams_max,
-            message_bytes_max=settings.message_bytes_max,
-            judge=lambda chain: self._judge(session, chain),
             on_sent=self.operations.sent,
             on_stopped=self.operations.stopped,
-            on_control=session.on_control,
-            original_destination_connection_id=original_cid,
-            retry_source_connection_id=retry_cid,
+            **options,
         )
-        session.connection.heard_at = self._now
         self._sessions.append(session)
-        self._by_cid[session.connection.host_cid] = session
+        self._by_cid[session.host_cid] = session
         return session
 
-    def _judge(self, session: Session, chain: Sequence[Certificate]) -> None:
-        """The handshake is complete: verify the peer, and count its connections from here on.
+    def _verified(self, session: Session) -> None:
+        """The handshake is complete, and the peer who it says: count its connections from here on.
 
         Raises:
-            WireError: it is not to be believed, or has too many connections.
+            WireError: it has too many.
         """
-        session.judge(chain)
         others = sum(1 for other in self._sessions if other.verified and other.peer == session.peer) - 1
         admission.admit_to_name(others)
 
@@ -209,33 +177,33 @@ class Core(Loop):
         session.number = next(self._numbers)
         self._by_number[session.number] = session
         assert session.peer_hello is not None
-        proved = session.connection.proved_address or session.address
-        remote = (proved[0], proved[1])
-        hello, attempt = session.peer_hello, session.attempt
-        up = ConnectionUp(session.number, session.endpoint, session.peer, remote, hello, attempt, session.addresses)
+        host, port, *_ = session.proved_address or session.address
+        up = ConnectionUp(
+            connection=session.number,
+            endpoint=session.endpoint.number,
+            peer=session.peer,
+            remote=(host, port),
+            hello=session.peer_hello,
+            attempt=session.attempt,
+            addresses=session.addresses,
+        )
         self._events.append(up)
         job = str(session.peer_hello.get(HelloKey.JOB, ""))
-        session.connection.incoming.begin(
+        session.incoming.begin(
             self.operations.matcher(session.peer), job=job, account=session.identity[1:], connection=session.number
         )
 
-    def _emit(self, event: Event) -> None:
-        self._events.append(event)
-
     def _collect(self, session: Session) -> None:
         """Follow what aioquic says of connection identifiers, and notice the end."""
-        connection = session.connection
-        event = connection.next_event()
-        while event is not None:
+        while (event := session.next_event()) is not None:
             if isinstance(event, ConnectionIdIssued):
                 self._by_cid[event.connection_id] = session
             elif isinstance(event, ConnectionIdRetired):
                 self._by_cid.pop(event.connection_id, None)
             else:
-                connection.take(event)
-            event = connection.next_event()
-        connection.update()
-        if connection.over:
+                session.take(event)
+        session.update()
+        if session.over:
             self._end(session)
 
     def _end(self, session: Session) -> None:
@@ -244,8 +212,7 @@ class Core(Loop):
             return
         session.ended = True
         # Twice, in case one is lost: what still comes is not answered, or two ends that close would answer each other.
-        datagrams = 2 * session.connection.transmit(self._now, 0)
-        self._send(self._endpoints[session.endpoint], datagrams)
+        self._send(session.endpoint, 2 * session.transmit(self._now, 0))
         self._sessions.remove(session)
         for cid in [cid for cid, owner in self._by_cid.items() if owner is session]:
             del self._by_cid[cid]
@@ -262,28 +229,26 @@ class Core(Loop):
     # Datagrams out, timers
 
     def _transmit(self, now: float) -> None:
-        for session in sorted(self._sessions, key=lambda one: (one.bulk, one.sent_at)):
+        for session in sorted(self._sessions, key=lambda one: (one.endpoint.bulk, one.sent_at)):
             if session.timer_at is not None and session.timer_at > now:
                 continue
-            endpoint = self._endpoints[session.endpoint]
-            if endpoint.port.waiting:
+            if session.endpoint.port.waiting:
                 session.timer_at = None  # the socket is full; that it can be written to brings us back
                 continue
-            connection = session.connection
-            datagrams = connection.transmit(now, AHEAD_BYTES)
+            datagrams = session.transmit(now, AHEAD_BYTES)
             if datagrams:
                 session.sent_at = now
-                self._send(endpoint, datagrams)
-            session.timer_at = connection.get_timer()
-            if connection.outgoing.has_work and datagrams:
+                self._send(session.endpoint, datagrams)
+            session.timer_at = session.get_timer()
+            if session.outgoing.has_work and datagrams:
                 session.timer_at = now  # the others first
             self._collect(session)
 
     def _timers(self, now: float) -> None:
         for session in list(self._sessions):
-            due = session.connection.get_timer() if session.timer_at is not None and session.timer_at <= now else None
+            due = session.get_timer() if session.timer_at is not None and session.timer_at <= now else None
             if due is not None and due <= now:
-                session.connection.handle_timer(now)
+                session.handle_timer(now)
                 self._collect(session)
         self.operations.expire(now)
 
@@ -295,28 +260,28 @@ class Core(Loop):
         if bool(port.waiting) != waited:
             events = selectors.EVENT_READ | (0 if waited else selectors.EVENT_WRITE)
             self._selector.modify(port.sock, events, endpoint)
+        if waited and not port.waiting:
             for session in self._sessions:
-                if session.endpoint == endpoint.number:
+                if session.endpoint is endpoint:
                     session.timer_at = self._now
         if port.too_long:
             for session in self._sessions:
                 if session.address in port.too_long:
-                    session.connection.shrink(1200)  # what every QUIC path takes (RFC 9000 14)
+                    session.shrink(1200)  # what every QUIC path takes (RFC 9000 14)
             port.too_long.clear()
 
     def _tick(self, now: float) -> None:
         settings = self.settings
         patience_s = settings.dead_after_s or DEAD_AFTER_S
         for session in list(self._sessions):
-            connection = session.connection
-            connection.tick()
-            if connection.over:
+            session.tick()
+            if session.over:
                 self._end(session)
                 continue
-            silent_s = now - connection.heard_at
+            silent_s = now - session.heard_at
             if session.number is None:
                 patient_s = settings.handshake_timeout_s
-                if not (session.proved or session.attempt is not None or connection.proved_address):
+                if not (session.proved or session.attempt is not None or session.proved_address):
                     patient_s = min(patient_s, admission.UNPROVED_S_MAX)
                 if now - session.started_at > patient_s:
                     reason = f"no connection within {patient_s:g} s"
@@ -328,13 +293,13 @@ class Core(Loop):
                 self._drop(session, WireCode.DEAD, ConnectionLostError(session.peer, reason))
             elif silent_s >= settings.keep_alive_s and now - session.pinged_at >= settings.keep_alive_s:
                 session.pinged_at = now
-                connection.send_ping(0)
+                session.send_ping(0)
                 session.timer_at = now
         self.snapshot = {number: session.measure(now_s=now) for number, session in self._by_number.items()}
 
     def _drop(self, session: Session, code: WireCode, error: TransportError) -> None:
         session.local_error = session.local_error or error
-        session.connection.close(error_code=code, reason_phrase=str(error)[:500])
+        session.close(error_code=code, reason_phrase=str(error)[:500])
         self._end(session)
 
     # Commands
@@ -355,15 +320,13 @@ class Core(Loop):
         before.sock.close()
         self.add_endpoint(endpoint)
         fits = before.sock.family == port.sock.family
-        for session in [session for session in self._sessions if session.endpoint == number]:
+        for session in [session for session in self._sessions if session.endpoint is endpoint]:
             if fits and session.number is not None and session.attempt is not None:
-                session.connection.move()
+                session.move()
                 session.timer_at = self._now
             else:
                 session.closed_here = True
-                session.connection.close(
-                    error_code=WireCode.NO_ERROR, reason_phrase="the address of this side has changed"
-                )
+                session.close(error_code=WireCode.NO_ERROR, reason_phrase="the address of this side has changed")
                 self._end(session)
 
     def connect(self, number: int, remote: Address, expected_peer: str | None, attempt: int) -> None:
@@ -376,7 +339,7 @@ class Core(Loop):
             self._events.append(ConnectionDown(None, name, error, attempt))
             return
         session = self._new_session(endpoint, address, attempt=attempt, expected_peer=expected_peer)
-        session.connection.connect(address, self._now)
+        session.connect(address, self._now)
         session.timer_at = self._now
 
     def disconnect(self, number: int, wire_code: int, reason: str) -> None:
@@ -387,18 +350,18 @@ class Core(Loop):
                 said = f"closed here with {code_name(wire_code)}: {reason}"
                 session.local_error = ConnectionLostError(session.peer, said)
             session.closed_here = True
-            session.connection.close(error_code=wire_code, reason_phrase=reason[:500])
+            session.close(error_code=wire_code, reason_phrase=reason[:500])
             self._end(session)
 
     def _say_goodbye(self) -> None:
         self.operations.fail_all(CancelledError("the engine was closed here"))
         until = time.monotonic() + GOODBYE_S
         for session in list(self._sessions):
-            port = self._endpoints[session.endpoint].port
+            port = session.endpoint.port
             port.waiting.clear()  # of connections that end now
             port.sock.settimeout(max(0.0, until - time.monotonic()))
             session.closed_here = True
-            session.connection.close(error_code=WireCode.NO_ERROR, reason_phrase="goodbye")
+            session.close(error_code=WireCode.NO_ERROR, reason_phrase="goodbye")
             self._end(session)
 
     def _fail_everything(self, error: TransportError) -> None:

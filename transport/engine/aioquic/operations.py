@@ -62,7 +62,7 @@ class Operations:
         self._sends[stream.operation] = (session, stream)
         if deadline_s is not None:
             stream.deadline_at = self._clock() + deadline_s
-        session.connection.outgoing.submit(stream)
+        session.outgoing.submit(stream)
         session.timer_at = self._clock()
 
     def post(self, post: Post) -> None:
@@ -137,7 +137,7 @@ class Operations:
     def lose_posts(self, session: Session, reason: str) -> None:
         """A session that was up is over, and none of `sessions` any more: with the last to a peer its posts fail."""
         matcher = self._matchers[session.peer]
-        matcher.disconnected(session.connection.incoming)
+        matcher.disconnected(session.incoming)
         if not any(other.peer == session.peer for other in self._sessions.values()):
             matcher.fail_posts(lambda: ConnectionLostError(session.peer, reason))
             if matcher.idle:
@@ -172,7 +172,7 @@ class Operations:
 
     def _abandon(self, operation: int, code: WireCode, error: TransportError) -> None:
         session, stream = self._sends.pop(operation)
-        session.connection.outgoing.give_up(stream, code)
+        session.outgoing.give_up(stream, code)
         session.timer_at = self._clock()
         self._emit(OperationFailed(operation, error))
 
