@@ -19,7 +19,7 @@ from aioquic.quic.retry import QuicRetryTokenHandler
 from hive_qos.errors import CancelledError, ConnectionLostError, PeerError, TransportError
 from transport.engine import admission
 from transport.engine.aioquic.configuration import CID_BYTES, Endpoint, original_cid, read_first_packet, retry
-from transport.engine.aioquic.event_loop import Loop
+from transport.engine.aioquic.event_loop import TICK_S, Loop
 from transport.engine.aioquic.operations import Operations
 from transport.engine.aioquic.receive_streams import code_name
 from transport.engine.aioquic.session import Session
@@ -56,6 +56,7 @@ class Core(Loop):
         self._sessions: list[Session] = []
         self._by_number: dict[int, Session] = {}
         self._by_cid: dict[bytes, Session] = {}
+        self._ticked_at = 0.0
         self._tokens = QuicRetryTokenHandler()
         self.operations = Operations(
             store_bytes_max=settings.unexpected_bytes_max,
@@ -71,47 +72,42 @@ class Core(Loop):
 
     # The loop's hooks
 
-    def _ready_on(self, source: Endpoint, mask: int) -> None:
-        if mask & selectors.EVENT_WRITE:
-            self._send(source, [])
-        if mask & selectors.EVENT_READ:
-            self._read(source, self._now)
-
-    def _work(self, now: float) -> None:
-        self._timers(now)
-        self._transmit(now)
+    def _work(self, ready: Sequence[tuple[Endpoint, int]], lost_s: float) -> None:
+        for session in self._sessions if lost_s else ():
+            session.heard_at += lost_s
+            session.started_at += lost_s
+        for endpoint, mask in ready:
+            if mask & selectors.EVENT_WRITE:
+                self._send(endpoint, [])
+            if mask & selectors.EVENT_READ:
+                self._read(endpoint)
+        self._timers()
+        self._transmit()
+        if self._now - self._ticked_at >= TICK_S:
+            self._ticked_at = self._now
+            self._tick()
 
     def _next_at(self) -> float:
         times = [session.timer_at for session in self._sessions if session.timer_at is not None]
-        return min([self.operations.next_deadline_at(), *times])
-
-    def _held_up(self, lost_s: float) -> None:
-        for session in self._sessions:
-            session.heard_at += lost_s
-            session.started_at += lost_s
+        return min([self._ticked_at + TICK_S, self.operations.next_deadline_at(), *times])
 
     # Datagrams in
 
-    def _read(self, endpoint: Endpoint, now: float) -> None:
+    def _read(self, endpoint: Endpoint) -> None:
         touched: set[Session] = set()
-        datagrams = endpoint.port.read(READ_MAX)
-        for data, address in datagrams:
+        for data, address in endpoint.port.read(READ_MAX):
             if not data:
                 continue
             long_header = data[0] & 0x80 and len(data) > 6
             cid = data[6 : 6 + data[5]] if long_header else data[1 : 1 + CID_BYTES]
             session = self._by_cid.get(cid)
-            if session is None:
-                if long_header:
-                    session = self._accept(endpoint, data, address)
-                if session is None:
-                    continue
-            if session.ended:
-                continue
-            session.receive(data, address, now)
-            touched.add(session)
+            if session is None and long_header:
+                session = self._accept(endpoint, data, address)
+            if session is not None:
+                session.receive(data, address, self._now)
+                touched.add(session)
         for session in touched:
-            session.timer_at = now
+            session.timer_at = self._now
             # It moves with a peer that dialled.
             session.address = session.get_peer_address() or session.address
             self._collect(session)
@@ -206,7 +202,7 @@ class Core(Loop):
         if session.over:
             self._end(session)
 
-    def _end(self, session: Session) -> None:
+    def _end(self, session: Session, reason: str = "the peer said goodbye") -> None:
         """A connection is over: send its close if it is ours to send, tell the caller, and fail what was on it."""
         if session.ended:
             return
@@ -217,7 +213,6 @@ class Core(Loop):
         for cid in [cid for cid, owner in self._by_cid.items() if owner is session]:
             del self._by_cid[cid]
         error = session.end_error()
-        reason = "the connection was closed here" if session.closed_here else "the peer said goodbye"
         if isinstance(error, (ConnectionLostError, PeerError)):
             reason = error.reason
         self.operations.lose_sends(session, reason)
@@ -228,7 +223,8 @@ class Core(Loop):
 
     # Datagrams out, timers
 
-    def _transmit(self, now: float) -> None:
+    def _transmit(self) -> None:
+        now = self._now
         for session in sorted(self._sessions, key=lambda one: (one.endpoint.bulk, one.sent_at)):
             if session.timer_at is not None and session.timer_at > now:
                 continue
@@ -244,7 +240,8 @@ class Core(Loop):
                 session.timer_at = now  # the others first
             self._collect(session)
 
-    def _timers(self, now: float) -> None:
+    def _timers(self) -> None:
+        now = self._now
         for session in list(self._sessions):
             due = session.get_timer() if session.timer_at is not None and session.timer_at <= now else None
             if due is not None and due <= now:
@@ -270,8 +267,8 @@ class Core(Loop):
                     session.shrink(1200)  # what every QUIC path takes (RFC 9000 14)
             port.too_long.clear()
 
-    def _tick(self, now: float) -> None:
-        settings = self.settings
+    def _tick(self) -> None:
+        now, settings = self._now, self.settings
         patience_s = settings.dead_after_s or DEAD_AFTER_S
         for session in list(self._sessions):
             session.tick()
@@ -299,8 +296,11 @@ class Core(Loop):
 
     def _drop(self, session: Session, code: WireCode, error: TransportError) -> None:
         session.local_error = session.local_error or error
-        session.close(error_code=code, reason_phrase=str(error)[:500])
-        self._end(session)
+        self._close(session, code, str(error))
+
+    def _close(self, session: Session, code: int, reason: str) -> None:
+        session.close(error_code=code, reason_phrase=reason[:500])
+        self._end(session, "the connection was closed here")
 
     # Commands
 
@@ -325,9 +325,7 @@ class Core(Loop):
                 session.move()
                 session.timer_at = self._now
             else:
-                session.closed_here = True
-                session.close(error_code=WireCode.NO_ERROR, reason_phrase="the address of this side has changed")
-                self._end(session)
+                self._close(session, WireCode.NO_ERROR, "the address of this side has changed")
 
     def connect(self, number: int, remote: Address, expected_peer: str | None, attempt: int) -> None:
         """Dial."""
@@ -349,9 +347,7 @@ class Core(Loop):
             if wire_code != WireCode.NO_ERROR:
                 said = f"closed here with {code_name(wire_code)}: {reason}"
                 session.local_error = ConnectionLostError(session.peer, said)
-            session.closed_here = True
-            session.close(error_code=wire_code, reason_phrase=reason[:500])
-            self._end(session)
+            self._close(session, wire_code, reason)
 
     def _say_goodbye(self) -> None:
         self.operations.fail_all(CancelledError("the engine was closed here"))
@@ -360,9 +356,7 @@ class Core(Loop):
             port = session.endpoint.port
             port.waiting.clear()  # of connections that end now
             port.sock.settimeout(max(0.0, until - time.monotonic()))
-            session.closed_here = True
-            session.close(error_code=WireCode.NO_ERROR, reason_phrase="goodbye")
-            self._end(session)
+            self._close(session, WireCode.NO_ERROR, "goodbye")
 
     def _fail_everything(self, error: TransportError) -> None:
         for session in list(self._sessions):

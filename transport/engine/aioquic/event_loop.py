@@ -16,6 +16,7 @@ from hive_qos.errors import CancelledError, ConnectionLostError, TransportError
 from transport.engine.base import Event
 
 TICK_S = 0.1
+"""The thread works at least so often."""
 POLL_S_MIN = 0.001
 """The kernel waits whole milliseconds; pacing at 1 Gbit/s needs less."""
 HELD_UP_S = 0.5
@@ -38,7 +39,6 @@ class Loop(abc.ABC):
         self._events: list[Event] = []
         self._finishing = False
         self._now = time.monotonic()
-        self._ticked_at = 0.0
         self._wake_read, self._wake_write = socket.socketpair()
         for end in (self._wake_read, self._wake_write):
             end.setblocking(False)
@@ -91,24 +91,17 @@ class Loop(abc.ABC):
         self.close_descriptors()
 
     @abc.abstractmethod
-    def _ready_on(self, source: Any, mask: int) -> None:
-        """What `source` was registered for in the selector is ready."""
+    def _work(self, ready: Sequence[tuple[Any, int]], lost_s: float) -> None:
+        """Read, run timers and send.
 
-    @abc.abstractmethod
-    def _work(self, now: float) -> None:
-        """Run timers and send."""
-
-    @abc.abstractmethod
-    def _tick(self, now: float) -> None:
-        """What is due ten times a second."""
+        Args:
+            ready: what is ready of what was registered in the selector, and for what it is.
+            lost_s: so long the thread could not run; 0 for what is usual.
+        """
 
     @abc.abstractmethod
     def _next_at(self) -> float:
-        """When the next timer is due; infinite where none is set."""
-
-    @abc.abstractmethod
-    def _held_up(self, lost_s: float) -> None:
-        """The thread could not run for so long."""
+        """When there is more to do, whatever happens until then."""
 
     @abc.abstractmethod
     def _say_goodbye(self) -> None:
@@ -119,25 +112,18 @@ class Loop(abc.ABC):
         """Give every operation and connection that is left its last event."""
 
     def _turn(self) -> None:
-        wait_s = self._wait_s()
+        wait_s = 0.0 if self._commands else max(0.0, self._next_at() - time.monotonic())
         if 0 < wait_s < POLL_S_MIN:
             time.sleep(wait_s)
             wait_s = 0.0
-        ready = self._selector.select(wait_s)
-        now = time.monotonic()
-        if now - self._now > HELD_UP_S + TICK_S:
-            self._held_up(now - self._now)
-        self._now = now
+        ready = [(key.data, mask) for key, mask in self._selector.select(wait_s)]
+        before, self._now = self._now, time.monotonic()
+        took_s = self._now - before
+        if (None, selectors.EVENT_READ) in ready:
+            ready.remove((None, selectors.EVENT_READ))
+            self._wake_read.recv(4096)
         self._obey()  # before reading: what the caller said first counts first
-        for key, mask in ready:
-            if key.fileobj is self._wake_read:
-                self._wake_read.recv(4096)
-            else:
-                self._ready_on(key.data, mask)
-        self._work(now)
-        if now - self._ticked_at >= TICK_S:
-            self._ticked_at = now
-            self._tick(now)
+        self._work(ready, took_s if took_s > HELD_UP_S + TICK_S else 0.0)
         self._hand_over()
 
     def _obey(self) -> None:
@@ -147,11 +133,6 @@ class Loop(abc.ABC):
             except IndexError:  # `command` has taken it back
                 return
             action()
-
-    def _wait_s(self) -> float:
-        if self._commands:
-            return 0.0
-        return max(0.0, min(self._ticked_at + TICK_S, self._next_at()) - time.monotonic())
 
     def _hand_over(self) -> None:
         while self._events:

@@ -90,7 +90,7 @@ class Session(OpenedConnection):
         self.measured_bytes = 0
         self.datagram_bytes_received = self.datagram_bytes_sent = self.datagrams_sent = 0
         self.ran_out = True
-        self.ended = self.closed_here = self.silent = False
+        self.ended = self.silent = False
         self.refused: tuple[int, str] | None = None
         self.local_error: TransportError | None = None
         self._on_verified, self._on_ready, self._on_stopped = on_verified, on_ready, on_stopped
