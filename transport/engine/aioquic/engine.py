@@ -75,7 +75,7 @@ class AioquicEngine(Engine):
                 certificates=certificates,
                 key=key,
             )
-            check_taken(self._core.command(lambda: self._core.add_endpoint(endpoint)))
+            self._do(lambda: self._core.add_endpoint(endpoint))
         return endpoint.number
 
     def rebind(self, endpoint: int, sock: socket.socket) -> None:
@@ -83,13 +83,13 @@ class AioquicEngine(Engine):
             self._check_open()
             check_socket(sock)
             port = UdpPort(sock)
-            check_taken(self._core.command(lambda: self._core.rebind(endpoint, port)))
+            self._do(lambda: self._core.rebind(endpoint, port))
 
     def connect(self, endpoint: int, remote: Address, *, expected_peer: str | None) -> int:
         self._check_open()
         expected_peer = None if expected_peer is None else name_of(expected_peer)
         attempt = next(self._numbers)
-        check_taken(self._core.command(lambda: self._core.connect(endpoint, remote, expected_peer, attempt)))
+        self._do(lambda: self._core.connect(endpoint, remote, expected_peer, attempt))
         return attempt
 
     def send(
@@ -111,14 +111,14 @@ class AioquicEngine(Engine):
             priority=level_of(priority),
             timeout_s=deadline_s or 0.0,
         )
-        check_taken(self._core.command(lambda: self._core.operations.send(connection, stream, deadline_s)))
+        self._do(lambda: self._core.operations.send(connection, stream, deadline_s))
         return stream.operation
 
     def post(self, peer: str, key: MatchKey, buffer: Buffer | None) -> int:
         self._check_open()
         peer, key, view = name_of(peer), key_of(key), flat(buffer, writable=True)
         post = Post(operation=next(self._numbers), peer=peer, key=key, buffer=view)
-        check_taken(self._core.command(lambda: self._core.operations.post(post)))
+        self._do(lambda: self._core.operations.post(post))
         return post.operation
 
     def cancel(self, operation: int) -> None:
@@ -148,6 +148,10 @@ class AioquicEngine(Engine):
 
     def _check_open(self) -> None:
         check_open(process=self._process, closed=self._closed or self._core.over)
+
+    def _do(self, action: Callable[[], None]) -> None:
+        """Have the thread do something; raises `MisuseError` where somebody has closed the engine meanwhile."""
+        check_taken(self._core.command(action))
 
     def _abandon_in_child(self) -> None:
         self._core.close_descriptors()
