@@ -242,8 +242,9 @@ def test_of_a_send_that_has_ended_no_deadline_is_kept() -> None:
     session: Any = SimpleNamespace(message_bytes_max=100, peer="p", outgoing=outgoing(Stack()))
     operations = Operations(store_bytes_max=MIB, sessions={1: session}, emit=events.append, clock=lambda: 1000.0)
     streams = [stream(10, operation=number) for number in range(4)]
-    for one, deadline_s in zip(streams, (5.0, 6.0, 7.0, None), strict=True):
-        operations.send(1, one, deadline_s)
+    for one in streams:
+        one.timeout_s = 5.0 + one.operation if one.operation < 3 else math.inf
+        operations.send(1, one)
     operations.sent(streams[0])
     assert operations.next_deadline_at() == 1006.0
     operations.expire(1006.0)

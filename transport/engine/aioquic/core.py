@@ -1,6 +1,6 @@
 """Connections and sockets of the engine, all of it in the engine's thread; what they carry is `Operations`.
 
-In a turn of the loop each socket gives up to `READ_MAX` datagrams, then timers run, then each connection sends
+In a turn of the loop each socket gives up to `READ_MAX` datagrams, then each connection runs its timers and sends
 what its window lets it send of `AHEAD_BYTES`, compute before bulk. So a turn takes a few milliseconds, whatever queues.
 """
 
@@ -81,7 +81,7 @@ class Core(Loop):
                 self._send(endpoint, [])
             if mask & selectors.EVENT_READ:
                 self._read(endpoint)
-        self._timers()
+        self.operations.expire(self._now)
         self._transmit()
         if self._now - self._ticked_at >= TICK_S:
             self._ticked_at = self._now
@@ -231,6 +231,9 @@ class Core(Loop):
             if session.endpoint.port.waiting:
                 session.timer_at = None  # the socket is full; that it can be written to brings us back
                 continue
+            due_at = session.get_timer()
+            if due_at is not None and due_at <= now:
+                session.handle_timer(now)
             datagrams = session.transmit(now, AHEAD_BYTES)
             if datagrams:
                 session.sent_at = now
@@ -239,15 +242,6 @@ class Core(Loop):
             if session.outgoing.has_work and datagrams:
                 session.timer_at = now  # the others first
             self._collect(session)
-
-    def _timers(self) -> None:
-        now = self._now
-        for session in list(self._sessions):
-            due = session.get_timer() if session.timer_at is not None and session.timer_at <= now else None
-            if due is not None and due <= now:
-                session.handle_timer(now)
-                self._collect(session)
-        self.operations.expire(now)
 
     def _send(self, endpoint: Endpoint, datagrams: list[tuple[bytes, Any]]) -> None:
         """Send, and follow what the socket says: it is full, it has room again, or its path takes less than we send."""
@@ -360,7 +354,6 @@ class Core(Loop):
 
     def _fail_everything(self, error: TransportError) -> None:
         for session in list(self._sessions):
-            session.ended = True
             self._events.append(ConnectionDown(session.number, session.peer, error, session.attempt))
         self._sessions.clear()
         self.operations.fail_all(error)

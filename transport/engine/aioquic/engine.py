@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import socket
 import threading
@@ -102,16 +103,16 @@ class AioquicEngine(Engine):
         deadline_s: float | None = None,
     ) -> int:
         self._check_open()
-        deadline_s = deadline_of(deadline_s)
+        timeout_s = deadline_of(deadline_s)
         prefix, data = message_of(header, payload)
         stream = SendStream(
             operation=next(self._numbers),
             prefix=prefix,
             payload=data,
             priority=level_of(priority),
-            timeout_s=deadline_s or 0.0,
+            timeout_s=math.inf if timeout_s is None else timeout_s,
         )
-        self._do(lambda: self._core.operations.send(connection, stream, deadline_s))
+        self._do(lambda: self._core.operations.send(connection, stream))
         return stream.operation
 
     def post(self, peer: str, key: MatchKey, buffer: Buffer | None) -> int:

@@ -45,7 +45,7 @@ class Operations:
 
     # Commands
 
-    def send(self, number: int, stream: SendStream, deadline_s: float | None) -> None:
+    def send(self, number: int, stream: SendStream) -> None:
         """Queue a message."""
         session = self._sessions.get(number)
         if session is None:
@@ -60,8 +60,7 @@ class Operations:
             self._emit(OperationFailed(stream.operation, too_long))
             return
         self._sends[stream.operation] = (session, stream)
-        if deadline_s is not None:
-            stream.deadline_at = self._clock() + deadline_s
+        stream.deadline_at = self._clock() + stream.timeout_s
         session.outgoing.submit(stream)
         session.timer_at = self._clock()
 

@@ -39,7 +39,7 @@ class SendStream:
     prefix: bytes
     payload: memoryview | None
     priority: int
-    timeout_s: float = 0.0
+    timeout_s: float = math.inf
     deadline_at: float = math.inf
     open_ended: bool = False
     stream_id: int = -1
