@@ -49,15 +49,12 @@ class Operations:
         """Queue a message."""
         session = self._sessions.get(number)
         if session is None:
-            stream.payload = None
-            error = ConnectionLostError(f"connection {number}", "it has ended or never was")
-            self._emit(OperationFailed(stream.operation, error))
+            self._fail(stream, ConnectionLostError(f"connection {number}", "it has ended or never was"))
             return
         length, accepted = stream.total - len(stream.prefix), session.message_bytes_max
         if length > accepted:
-            stream.payload = None
-            too_long = PeerError(session.peer, f"accepts messages of {accepted} bytes; this has {length}")
-            self._emit(OperationFailed(stream.operation, too_long))
+            reason = f"accepts messages of {accepted} bytes; this has {length}"
+            self._fail(stream, PeerError(session.peer, reason))
             return
         self._sends[stream.operation] = (session, stream)
         stream.deadline_at = self._clock() + stream.timeout_s
@@ -72,9 +69,9 @@ class Operations:
     def cancel(self, operation: int) -> None:
         """End a send or a post."""
         if operation in self._sends:
-            session, _ = self._sends[operation]
+            session, stream = self._sends[operation]
             error = CancelledError(f"the send to {session.peer} was cancelled here")
-            self._abandon(operation, WireCode.CANCELLED, error)
+            self._abandon(session, stream, WireCode.CANCELLED, error)
             return
         for matcher in self._matchers.values():
             if matcher.cancel(operation):
@@ -97,11 +94,11 @@ class Operations:
 
     def matcher(self, peer: str) -> Matcher:
         """The peer's, made where there is none."""
-        matcher = self._matchers.get(peer)
-        if matcher is None:
-            matcher = Matcher(peer, store_bytes_max=self._store_bytes_max, floors=self._floors, emit=self._emit)
-            self._matchers[peer] = matcher
-        return matcher
+        if peer not in self._matchers:
+            self._matchers[peer] = Matcher(
+                peer, store_bytes_max=self._store_bytes_max, floors=self._floors, emit=self._emit
+            )
+        return self._matchers[peer]
 
     def held(self, peer: str) -> int:
         """Bytes of a peer's messages that nobody has asked for yet."""
@@ -116,22 +113,18 @@ class Operations:
 
     def stopped(self, stream: SendStream, code: int) -> None:
         """The peer wants no more of it."""
-        found = self._sends.pop(stream.operation, None)
-        if found is not None:
-            session = found[0]
+        if stream.operation in self._sends:
+            session, _ = self._sends[stream.operation]
             reason = f"refused the message with {code_name(code)}"
             error: TransportError = PeerError(session.peer, reason, wire_code=code)
             if code in (WireCode.CANCELLED, WireCode.DISCARDED):
                 error = CancelledError(f"{session.peer} {reason}")
-            self._emit(OperationFailed(stream.operation, error))
+            self._fail(stream, error)
 
     def lose_sends(self, session: Session, reason: str) -> None:
         """A connection is over: fail what was under way on it."""
-        lost_here = [stream for owner, stream in self._sends.values() if owner is session]
-        for stream in lost_here:
-            del self._sends[stream.operation]
-            stream.payload = None
-            self._emit(OperationFailed(stream.operation, ConnectionLostError(session.peer, reason)))
+        for stream in [stream for owner, stream in self._sends.values() if owner is session]:
+            self._fail(stream, ConnectionLostError(session.peer, reason))
 
     def lose_posts(self, session: Session, reason: str) -> None:
         """A session that was up is over, and none of `sessions` any more: with the last to a peer its posts fail."""
@@ -150,7 +143,7 @@ class Operations:
 
     def expire(self, now: float) -> None:
         """Abandon sends whose deadline has passed."""
-        for operation, (session, stream) in list(self._sends.items()):
+        for session, stream in list(self._sends.values()):
             if stream.deadline_at <= now:
                 error = TimedOutError(
                     f"sending to {session.peer}",
@@ -158,22 +151,24 @@ class Operations:
                     bytes_done=stream.fed,
                     bytes_total=stream.total,
                 )
-                self._abandon(operation, WireCode.DEADLINE_PASSED, error)
+                self._abandon(session, stream, WireCode.DEADLINE_PASSED, error)
 
     def fail_all(self, error: TransportError) -> None:
         """The engine ends: every operation does."""
-        for _, stream in self._sends.values():
-            stream.payload = None
-            self._emit(OperationFailed(stream.operation, error))
-        self._sends.clear()
+        for _, stream in list(self._sends.values()):
+            self._fail(stream, error)
         for matcher in self._matchers.values():
             matcher.fail_posts(lambda: error)
 
-    def _abandon(self, operation: int, code: WireCode, error: TransportError) -> None:
-        session, stream = self._sends.pop(operation)
+    def _abandon(self, session: Session, stream: SendStream, code: WireCode, error: TransportError) -> None:
         session.outgoing.give_up(stream, code)
         session.timer_at = self._clock()
-        self._emit(OperationFailed(operation, error))
+        self._fail(stream, error)
+
+    def _fail(self, stream: SendStream, error: TransportError) -> None:
+        self._sends.pop(stream.operation, None)
+        stream.payload = None
+        self._emit(OperationFailed(stream.operation, error))
 
     def _wake_peer(self, peer: str) -> None:
         for session in self._sessions.values():

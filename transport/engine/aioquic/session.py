@@ -91,7 +91,7 @@ class Session(OpenedConnection):
         self.datagram_bytes_received = self.datagram_bytes_sent = self.datagrams_sent = 0
         self.ran_out = True
         self.ended = self.silent = False
-        self.refused: tuple[int, str] | None = None
+        self.refused: WireError | None = None
         self.local_error: TransportError | None = None
         self._on_verified, self._on_ready, self._on_stopped = on_verified, on_ready, on_stopped
         self._keys_at = 0
@@ -118,8 +118,7 @@ class Session(OpenedConnection):
 
     def refuse(self, error: WireError) -> None:
         """Close with an application code. As a client only once the server can read it, when it has confirmed."""
-        if self.refused is None:
-            self.refused = (error.wire_code, error.reason)
+        self.refused = self.refused or error
         self._settle()
 
     def move(self) -> None:
@@ -202,8 +201,7 @@ class Session(OpenedConnection):
         if self.local_error is not None:
             return self.local_error
         if self.refused is not None:
-            code, reason = self.refused
-            return None if code == WireCode.NO_ERROR else PeerError(self.peer, reason, wire_code=code)
+            return PeerError(self.peer, self.refused.reason, wire_code=self.refused.wire_code)
         event = self.close_event
         if event is None:
             return ConnectionLostError(self.peer, "the connection is gone")
@@ -284,4 +282,4 @@ class Session(OpenedConnection):
     def _settle(self) -> None:
         """Close if that was decided and can be said now."""
         if self.refused is not None and self.confirmed:
-            self.close(error_code=self.refused[0], reason_phrase=self.refused[1][:500])
+            self.close(error_code=self.refused.wire_code, reason_phrase=self.refused.reason[:500])
