@@ -496,6 +496,15 @@ def test_a_message_of_another_length_than_it_says_is_refused(data: bytes) -> Non
         Desk().data(6, data, True)
 
 
+def test_a_message_that_ends_short_is_not_kept_as_if_it_were_whole() -> None:
+    desk = Desk()
+    desk.data(6, wire(b"abc")[:-1], False)
+    with pytest.raises(WireError):
+        desk.data(6, b"", True)
+    desk.matcher.disconnected(desk.channel)
+    assert desk.matcher.idle
+
+
 # What a verified peer may make us keep
 
 

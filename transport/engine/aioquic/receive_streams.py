@@ -187,6 +187,7 @@ class Incoming:
 
     def _check_length(self, stream: ReceiveStream) -> None:
         if stream.received > stream.total or (stream.complete and stream.received < stream.total):
+            stream.complete = False  # or it would be kept for a post when its connection ends
             raise WireError(
                 WireCode.LENGTH_MISMATCH,
                 f"{stream.received - stream.head_bytes} bytes in a message of {stream.total - stream.head_bytes}",
