@@ -6,11 +6,12 @@ Each has a test in `tests/unit/engine/test_aioquic_exceptions.py` that fails whe
    the web; here `transport.identity` judges both sides alike.
 2. Credit is granted by the receiver of messages (`receive_streams`). aioquic would double each limit on use, so that
    nothing ever holds a sender back.
-3. How much credit the peer has granted, and how much of a stream was sent and acknowledged: a send ends with its last
-   acknowledgement, and priorities need that little waits in the stack.
+3. How much credit the peer has granted, how much of a stream was sent, and whether all of it is acknowledged: a send
+   ends with that, and priorities need that little waits in the stack.
 4. Why and whether the connection ended, before its draining period is over; whether the handshake is confirmed.
 5. Whether a datagram came from the peer: only those may keep a connection alive.
-6. What of the path was measured; and to forget that, or to send shorter packets, where the path is another.
+6. What of the path was measured, with counters that aioquic does not have (`Cubic`); and to forget that, or to send
+   shorter packets, where the path is another.
 """
 
 from __future__ import annotations
@@ -28,10 +29,7 @@ from cryptography.x509 import Certificate
 
 
 class Cubic(CubicCongestionControl):
-    """aioquic's CUBIC, with the counters that `ConnectionStatistics` has and aioquic does not keep.
-
-    `rtt_s_min` is of the path; infinite before the first sample.
-    """
+    """CUBIC (RFC 9438), which counts what it is told. `rtt_s_min` is of the path; infinite before the first sample."""
 
     def __init__(self, *, max_datagram_size: int) -> None:
         super().__init__(max_datagram_size=max_datagram_size)
