@@ -253,14 +253,13 @@ impl Matcher {
         let Post { operation, buffer, .. } = post;
         let length = message.header.length;
         let mut state = message.lock();
-        let refused = match &buffer {
-            Some(posted) if length > posted.len() as u64 => Some(Failure::Peer {
-                peer: message.peer.to_string(),
-                reason: format!("sent {length} bytes where {} were expected", posted.len()),
-                code: Code::BufferTooSmall as u64,
-            }),
-            _ => None,
-        };
+        // Memory of the engine is for what is small; whoever knows what comes has room for it.
+        let room = buffer.as_ref().map_or(peer_queues.store_bytes_max, |posted| posted.len() as u64);
+        let refused = (length > room).then(|| Failure::Peer {
+            peer: message.peer.to_string(),
+            reason: format!("sent {length} bytes where {room} were expected"),
+            code: Code::BufferTooSmall as u64,
+        });
         if let Some(failure) = refused {
             state.place = Place::Refused(Code::BufferTooSmall);
             drop(state);

@@ -108,12 +108,19 @@ def test_a_small_broadcast_among_many_goes_along_a_tree_and_a_large_one_over_rel
 
 
 def test_what_is_forced_is_taken_where_it_can_be():
-    problem = problem_of("all_reduce", nbytes=16 * MIB, size=4)
+    problem = problem_of("all_reduce", nbytes=MIB // 8, size=4)
     choice = choose(problem, links(100, 100, 100, 100), forced="doubling")
     assert (taken(choice), choice.reason) == ("doubling", "forced")
     choice = choose(problem, links(100, 100, 100, 100), forced="two_level")
-    assert taken(choice) == "direct"
+    assert taken(choice) != "two_level"
     assert choice.reason == "two_level was asked for, but it is none of the candidates here"
+
+
+@pytest.mark.parametrize("counts", [(1 << 28, 1, 1, 1), (1 << 17,) * 4])
+def test_what_is_copied_whole_is_a_chunk_at_most(counts):
+    problem = replace(problem_of("all_gather", nbytes=4, size=4), receive_counts=counts)
+    choice = choose(problem, links(1000, 1000, 1000, 1000), forced="doubling")
+    assert "doubling" not in [one.plan.algorithm for one in choice.candidates]
 
 
 def test_a_network_of_another_size_is_an_error():

@@ -234,20 +234,15 @@ class Matcher:
     def _attach(self, post: Post, stream: ReceiveStream) -> None:
         """Give the post's buffer to the stream, with what the store has of it; or fail the post."""
         header, held, buffer = stream.message, stream.destination, post.buffer
-        if buffer is None:
-            try:
-                buffer = memoryview(bytearray(header.length))
-            except (MemoryError, OverflowError):
-                self._refuse(stream, WireCode.BUFFER_TOO_SMALL)
-                self._fail(post, PeerError(self.peer, f"sent {header.length} bytes, more than there is memory for"))
-                return
-        if header.length > len(buffer):
+        room = self.store_bytes_max if buffer is None else len(buffer)
+        if header.length > room:
             self._refuse(stream, WireCode.BUFFER_TOO_SMALL)
             if header.call:  # what it was meant for says more than its length
                 self._emit(UnexpectedMessage(self.peer, header))
-            reason = f"sent {header.length} bytes where {len(buffer)} were expected"
+            reason = f"sent {header.length} bytes where {room} were expected"
             self._fail(post, PeerError(self.peer, reason, wire_code=WireCode.BUFFER_TOO_SMALL))
             return
+        buffer = memoryview(bytearray(header.length)) if buffer is None else buffer
         if held is not None:
             have = stream.received - stream.head_bytes
             buffer[:have] = memoryview(held)[:have]
