@@ -7,7 +7,6 @@ import contextlib
 import json
 import socket
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,8 @@ from patience import LIMIT_S
 class ListeningBroker:
     """Answers hello and register as the protocol says, and keeps everything that it hears."""
 
-    def __init__(self, path: Path, *, rate_bits_per_s: int | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._rate_bits_per_s = rate_bits_per_s
         self._clients: list[socket.socket] = []
         self.heard: list[dict[str, Any]] = []
         self.ports: list[int] = []
@@ -49,20 +47,11 @@ class ListeningBroker:
                             self.ports.append(passed.getsockname()[1])
                 if message["op"] == "hello":
                     client.send(json.dumps({"op": "welcome", "v": 1, "session": "s-1", "host": "h"}).encode())
-                    if message.get("rates") and self._rate_bits_per_s is not None:
-                        threading.Thread(target=self._tell, args=(client,), daemon=True).start()
                 if message["op"] == "register":
                     client.send(json.dumps({"op": "registered", "id": message["id"], "flows": ["f-1"]}).encode())
                 with self._changed:
                     self.heard.append(message)
                     self._changed.notify_all()
-
-    def _tell(self, client: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                rate = {"op": "rate", "class": "compute", "bits_per_s": self._rate_bits_per_s, "valid_s": 3}
-                client.send(json.dumps(rate).encode())
-                time.sleep(0.5)
 
     def wait_for(self, op: str, count: int = 1, **fields: object) -> list[dict[str, Any]]:
         """The messages with these fields, when there are so many."""
