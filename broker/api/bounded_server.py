@@ -1,4 +1,4 @@
-"""A threaded server for a few requests at a time, each with a time limit, that no client can hold up.
+"""A threaded HTTP server for a few requests at a time, each with a time limit, that no client can hold up.
 
 The standard library's server, made safe. Who may ask, and how many at once, is the subclass' to say; a request whose
 time is up is shut down however slowly it goes on.
@@ -7,15 +7,18 @@ time is up is shut down however slowly it goes on.
 from __future__ import annotations
 
 import contextlib
+import http.server
 import select
 import socket
 import socketserver
 import threading
 import time
-from typing import Any, Generic, TypeVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, Generic, TypeVar
 
 from broker.client.mailbox import Wake
 from broker.process import priority
+from hive_qos import __version__
 
 REQUEST_TIMEOUT_S = 5.0
 """For reading a request, and again for writing its answer."""
@@ -26,8 +29,8 @@ LOOK_S = 0.1
 class Timed:
     """A request that is served. `until_s` is None while somebody else has it."""
 
-    def __init__(self, *, timeout_s: float) -> None:
-        self.until_s: float | None = time.monotonic() + timeout_s
+    def __init__(self) -> None:
+        self.until_s: float | None = time.monotonic() + REQUEST_TIMEOUT_S
 
 
 Open = TypeVar("Open", bound=Timed)
@@ -39,15 +42,14 @@ class BoundedServer(socketserver.ThreadingMixIn, socketserver.BaseServer, Generi
     Args:
         listener: a bound, listening socket.
         handler: is made for each request, in its thread.
-        timeout_s: for each read and write of a request.
     """
 
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, listener: socket.socket, handler: Any, *, timeout_s: float) -> None:
+    def __init__(self, listener: socket.socket, handler: Any) -> None:
         super().__init__(("", 0), handler)
-        self.listener, self.ended, self._timeout_s = listener, Wake(), timeout_s
+        self.listener, self.ended = listener, Wake()
         self._lock = threading.Lock()
         self._open: dict[socket.socket, Open] = {}
 
@@ -104,7 +106,7 @@ class BoundedServer(socketserver.ThreadingMixIn, socketserver.BaseServer, Generi
 
     def get_request(self) -> tuple[socket.socket, Any]:
         sock, address = self.listener.accept()
-        sock.settimeout(self._timeout_s)
+        sock.settimeout(REQUEST_TIMEOUT_S)
         return sock, address or ("unix", 0)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
@@ -136,3 +138,30 @@ class BoundedServer(socketserver.ThreadingMixIn, socketserver.BaseServer, Generi
 
     def server_close(self) -> None:
         self.listener.close()
+
+
+class BoundedHandler(http.server.BaseHTTPRequestHandler):
+    """Answers one request, then the connection is closed. `SAFEGUARDS` are the headers of every answer."""
+
+    protocol_version = "HTTP/1.1"
+    SAFEGUARDS: ClassVar[Mapping[str, str]] = {}
+
+    def _answer(self, code: int, body: bytes, *, kind: str, allow: str = "GET") -> None:
+        self.close_connection = True  # whatever else was sent, a body included, is not read
+        self.send_response(code)
+        if code == 405:
+            self.send_header("Allow", allow)
+        for name, value in self.SAFEGUARDS.items():
+            self.send_header(name, value)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Connection", "close")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def version_string(self) -> str:
+        return f"hive-qos/{__version__}"
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Requests are not logged: a page or a status that is watched would fill the journal."""

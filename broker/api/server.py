@@ -7,7 +7,6 @@ in threads of its own, sees nothing but the last snapshot, and asks the loop to 
 from __future__ import annotations
 
 import contextlib
-import http.server
 import io
 import os
 import socket
@@ -17,7 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from broker.api.actions import ACTIONS, request_of
-from broker.api.bounded_server import REQUEST_TIMEOUT_S, BoundedServer, Timed
+from broker.api.bounded_server import REQUEST_TIMEOUT_S, BoundedHandler, BoundedServer, Timed
 from broker.api.documents.pages import DESCRIPTION, JSON, LOG, PATHS, USAGE, Pages, encoded
 from broker.api.documents.schema import Done, Error, UsageReport
 from broker.api.documents.snapshot import Snapshot
@@ -29,7 +28,6 @@ from broker.events.recent import RecentEvents
 from broker.process.closer_client import CloserClient
 from broker.process.locks import listen
 from broker.process.rights import Authority, Peer, Right, peer_of
-from hive_qos import __version__
 from hive_qos.errors import HiveError
 
 REQUESTS_AT_ONCE = {Right.NONE: 4, Right.USE: 12, Right.CHANGE: 16}
@@ -88,7 +86,7 @@ class _Open(Timed):
     """A request and whose it is. It has no time limit while the loop has it."""
 
     def __init__(self, peer: Peer, right: Right) -> None:
-        super().__init__(timeout_s=REQUEST_TIMEOUT_S)
+        super().__init__()
         self.peer, self.right = peer, right
 
 
@@ -103,7 +101,7 @@ class _Server(BoundedServer[_Open]):
         recent: RecentEvents,
         closing: CloserClient,
     ) -> None:
-        super().__init__(listener, _Handler, timeout_s=REQUEST_TIMEOUT_S)
+        super().__init__(listener, _Handler)
         self.snapshot, self.authority, self._ask = snapshot, authority, ask
         self.pages, self.usage, self.recent, self.reporting = Pages(), usage, recent, threading.Lock()
         self._closing = closing
@@ -156,9 +154,8 @@ class _PlainBytes(io.RawIOBase):
         return self._sock.recv_into(buffer, len(there)) if there else 0
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
+class _Handler(BoundedHandler):
     server: _Server
-    protocol_version = "HTTP/1.1"
 
     def setup(self) -> None:
         super().setup()
@@ -253,21 +250,3 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _answer_json(self, code: int, value: Done | Error, *, allow: str = "GET") -> None:
         self._answer(code, encoded(value), kind=JSON, allow=allow)
-
-    def _answer(self, code: int, body: bytes, *, kind: str, allow: str = "GET") -> None:
-        self.close_connection = True  # whatever else was sent, a body included, is not read
-        self.send_response(code)
-        if code == 405:
-            self.send_header("Allow", allow)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Connection", "close")
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def version_string(self) -> str:
-        return f"hive-qos/{__version__}"
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Requests are not logged: a status that is watched would fill the journal."""

@@ -7,7 +7,6 @@ names that somebody points here (DNS rebinding), and by the headers of each answ
 
 from __future__ import annotations
 
-import http.server
 import ipaddress
 import secrets
 import socket
@@ -21,7 +20,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from broker.api.bounded_server import REQUEST_TIMEOUT_S, BoundedServer, Timed
+from broker.api.bounded_server import REQUEST_TIMEOUT_S, BoundedHandler, BoundedServer, Timed
 from broker.api.documents.metrics import metrics
 from broker.api.documents.pages import JSON, PROMETHEUS
 from broker.api.documents.snapshot import Snapshot
@@ -31,7 +30,6 @@ from broker.page.history import SPANS, History
 from broker.page.view import view
 from broker.policy.listen import address_and_port
 from broker.policy.types import PagePolicy
-from hive_qos import __version__
 
 REQUESTS_AT_ONCE, REQUESTS_PER_ADDRESS_MAX = 16, 6
 """Of everybody, and of one address: as many as a browser opens."""
@@ -93,7 +91,7 @@ class PageServer:
 
 class _Open(Timed):
     def __init__(self, address: str) -> None:
-        super().__init__(timeout_s=REQUEST_TIMEOUT_S)
+        super().__init__()
         self.address = address
 
 
@@ -106,7 +104,7 @@ class _Server(BoundedServer[_Open]):
         latest: LatestSnapshot,
         history: History,
     ) -> None:
-        super().__init__(listener, _Handler, timeout_s=REQUEST_TIMEOUT_S)
+        super().__init__(listener, _Handler)
         self.names, self.latest, self.history = names, latest, history
         self.started = secrets.token_hex(8)
         self._bucket = TokenBucket(per_s=REQUESTS_PER_S, at_once=REQUESTS_BURST, now_s=time.monotonic())
@@ -137,9 +135,9 @@ class _Server(BoundedServer[_Open]):
         return b'{"started":"%s","view":%s,"span":%s}' % (self.started.encode(), view_json, span_json)
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
+class _Handler(BoundedHandler):
     server: _Server
-    protocol_version = "HTTP/1.1"
+    SAFEGUARDS = HEADERS
 
     def do_GET(self) -> None:
         path, _, query = self.path.partition("?")
@@ -193,24 +191,4 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return True
 
     def _answer_text(self, code: int, text: str) -> None:
-        self._answer(code, f"{text}\n".encode(), kind="text/plain; charset=utf-8")
-
-    def _answer(self, code: int, body: bytes, *, kind: str) -> None:
-        self.close_connection = True  # whatever else was sent, a body included, is not read
-        self.send_response(code)
-        if code == 405:
-            self.send_header("Allow", "GET, HEAD")
-        for name, value in HEADERS.items():
-            self.send_header(name, value)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Connection", "close")
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def version_string(self) -> str:
-        return f"hive-qos/{__version__}"
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Requests are not logged: a page that is open would fill the journal."""
+        self._answer(code, f"{text}\n".encode(), kind="text/plain; charset=utf-8", allow="GET, HEAD")
