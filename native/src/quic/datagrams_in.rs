@@ -4,14 +4,12 @@ use std::sync::MutexGuard;
 use std::task::Context;
 use std::time::Instant;
 
-use quinn_proto::{self as proto, ConnectionHandle, DatagramEvent};
-use quinn_udp::EcnCodepoint;
+use quinn_proto::{ConnectionHandle, DatagramEvent, EcnCodepoint};
 
 use super::connection::{self, Connection};
 use super::driver_state::Driver;
 use super::endpoint_state::State;
 use super::gso_size::on_wire;
-use crate::udp::socket::Read;
 
 impl Driver {
     /// Read what has come, a batch of it.
@@ -30,16 +28,12 @@ impl Driver {
         } = state;
         // What comes together is mostly of one connection, which is held as long as that is so.
         let mut held: Option<(ConnectionHandle, &Connection, MutexGuard<'_, connection::State>)> = None;
-        let read = self.inbox.read(socket, |found, mut data| {
+        let may_be_more = self.inbox.read(socket, |found, mut data| {
             let now = *now.get_or_insert_with(Instant::now);
             let mut of = 0; // connections
             while !data.is_empty() {
                 let datagram = data.split_to(found.stride.min(data.len()));
-                let ecn = found.ecn.map(|ecn| match ecn {
-                    EcnCodepoint::Ect0 => proto::EcnCodepoint::Ect0,
-                    EcnCodepoint::Ect1 => proto::EcnCodepoint::Ect1,
-                    EcnCodepoint::Ce => proto::EcnCodepoint::Ce,
-                });
+                let ecn = found.ecn.and_then(|ecn| EcnCodepoint::from_bits(ecn as u8));
                 let mut answer = Vec::new();
                 faults.here("endpoint");
                 match endpoint.handle(now, found.addr, found.dst_ip, ecn, datagram, &mut answer) {
@@ -79,6 +73,6 @@ impl Driver {
             }
         });
         drop(held);
-        self.look = matches!(read, Read::Full);
+        self.look = may_be_more;
     }
 }

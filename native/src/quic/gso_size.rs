@@ -33,11 +33,7 @@ pub(super) fn segments_in(batch: Duration, rate: u64, all: u64, size: usize) -> 
 pub(super) fn on_wire<'a>(transmit: &proto::Transmit, packets: &'a [u8]) -> Transmit<'a> {
     Transmit {
         destination: transmit.destination,
-        ecn: transmit.ecn.map(|ecn| match ecn {
-            proto::EcnCodepoint::Ect0 => EcnCodepoint::Ect0,
-            proto::EcnCodepoint::Ect1 => EcnCodepoint::Ect1,
-            proto::EcnCodepoint::Ce => EcnCodepoint::Ce,
-        }),
+        ecn: transmit.ecn.and_then(|ecn| EcnCodepoint::from_bits(ecn as u8)),
         contents: &packets[..transmit.size],
         segment_size: transmit.segment_size,
         src_ip: transmit.src_ip,

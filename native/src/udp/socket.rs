@@ -158,13 +158,6 @@ pub struct Inbox {
     large: bool,
 }
 
-/// What was read: whether there may be more.
-pub enum Read {
-    Nothing,
-    Some,
-    Full,
-}
-
 impl Inbox {
     pub fn new() -> Self {
         Self {
@@ -175,8 +168,9 @@ impl Inbox {
         }
     }
 
-    /// Read a batch; `take` is given each piece, which is one datagram or several of `stride` bytes.
-    pub fn read(&mut self, socket: &Socket, take: impl FnMut(&RecvMeta, BytesMut)) -> Read {
+    /// Read a batch, and tell whether there may be more; `take` is given each piece, which is one datagram or several of
+    /// `stride` bytes.
+    pub fn read(&mut self, socket: &Socket, take: impl FnMut(&RecvMeta, BytesMut)) -> bool {
         if self.large {
             self.read_large(socket, take)
         } else {
@@ -184,13 +178,13 @@ impl Inbox {
         }
     }
 
-    fn read_small(&mut self, socket: &Socket, mut take: impl FnMut(&RecvMeta, BytesMut)) -> Read {
+    fn read_small(&mut self, socket: &Socket, mut take: impl FnMut(&RecvMeta, BytesMut)) -> bool {
         let mut found = [RecvMeta::default(); BATCH_SIZE];
         let mut rooms = self.small.chunks_mut(ROOM_BYTES);
         let mut slices: [IoSliceMut<'_>; BATCH_SIZE] =
             std::array::from_fn(|_| IoSliceMut::new(rooms.next().expect("there are as many")));
         let Some(count) = receive(socket, &mut slices, &mut found) else {
-            return Read::Nothing;
+            return false;
         };
         let mut bytes = 0;
         for (one, room) in found[..count].iter().zip(&slices) {
@@ -198,16 +192,16 @@ impl Inbox {
             take(one, BytesMut::from(&room[..one.len]));
         }
         self.large = bytes / count.max(1) >= LARGE_BYTES;
-        if count == BATCH_SIZE { Read::Full } else { Read::Some }
+        count == BATCH_SIZE
     }
 
-    fn read_large(&mut self, socket: &Socket, mut take: impl FnMut(&RecvMeta, BytesMut)) -> Read {
+    fn read_large(&mut self, socket: &Socket, mut take: impl FnMut(&RecvMeta, BytesMut)) -> bool {
         let mut found = [RecvMeta::default(); LARGE_AT_ONCE];
         let mut rooms: [BytesMut; LARGE_AT_ONCE] = std::array::from_fn(|_| self.room());
         let mut slices = rooms.each_mut().map(|room| IoSliceMut::new(room));
         let Some(count) = receive(socket, &mut slices, &mut found) else {
             self.rooms.extend(rooms);
-            return Read::Nothing;
+            return false;
         };
         let mut bytes = 0;
         for (one, room) in found[..count].iter().zip(&mut rooms) {
@@ -220,7 +214,7 @@ impl Inbox {
         }
         self.rooms.extend(rooms);
         self.large = bytes / count.max(1) >= LARGE_BYTES / 2;
-        if count == LARGE_AT_ONCE { Read::Full } else { Read::Some }
+        count == LARGE_AT_ONCE
     }
 
     /// A room that nobody looks at, of `ROOM_BYTES`.
