@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from tools.bench import figures
 from tools.bench.settings import FRAMES, OFFLOAD, OFFLOAD_DELAY
-from tools.measure.records import Record, read
+from tools.measure.records import Record
 
-FILE = "report.json"
 Key: TypeAlias = tuple[str, str, str]
 """Scenario, case, contender; idle and loaded round trips are different cases."""
 
@@ -30,14 +27,6 @@ BESIDE_BULK = {
     "64 kB beside bulk, 99 %, of idle": "p99_s_64000",
 }
 """Round trips that must not become more than twice as long."""
-
-
-def write(directory: Path) -> dict[str, Any]:
-    """Compute a run's report from its records, and write it beside them."""
-    head, records = read(directory)
-    found = compute(head, records)
-    (directory / FILE).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    return found
 
 
 def compute(head: Record, records: Sequence[Record]) -> dict[str, Any]:

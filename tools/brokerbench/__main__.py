@@ -15,7 +15,7 @@ import typer
 
 from hive_qos import __version__
 from hive_qos.errors import ConfigurationError
-from tools.brokerbench.records import one_pool, read
+from tools.brokerbench.records import read, read_one
 from tools.brokerbench.settings import QUICK, SCENARIOS, VARIANTS, Settings
 from tools.checkout import read_checkout
 from tools.measure.compare import print_comparison
@@ -63,7 +63,12 @@ def bench(
         except (ConfigurationError, OSError, ValueError) as error:
             fail(console, str(error))
         measure = partial(_measure, names, output, settings, before=before, add=add)
-    measure_and_report(console, output, "tools.brokerbench", measure=measure)
+    measure_and_report(console, output, "tools.brokerbench", measure=measure, read=_read)
+
+
+def _read(output: Path) -> tuple[Sequence[Record], Sequence[Record]]:
+    pool = read_one(output)
+    return pool.heads, pool.records
 
 
 def _rounds_to_add_to(output: Path) -> Sequence[Record]:
@@ -72,7 +77,7 @@ def _rounds_to_add_to(output: Path) -> Sequence[Record]:
     Raises:
         OSError, ValueError: there are none; the text says why.
     """
-    pool, now = one_pool(read(output)), read_checkout()
+    pool, now = read_one(output), read_checkout()
     if not now.reproducible or pool.checkout != now:
         raise ValueError(f"--add pools runs of one clean commit: {output} has {pool.checkout}, and this is {now}")
     return pool.records

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,12 +46,13 @@ def read(directory: Path) -> list[Pool]:
     return pools
 
 
-def one_pool(pools: Sequence[Pool]) -> Pool:
+def read_one(directory: Path) -> Pool:
     """The one pool of a file.
 
     Raises:
-        ValueError: runs of several versions are in it; the text says which.
+        OSError, ValueError: as of `read`, or runs of several versions are in it; the text says which.
     """
+    pools = read(directory)
     if len(pools) == 1:
         return pools[0]
     versions = ", ".join(str(pool.checkout) for pool in pools)

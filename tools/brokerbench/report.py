@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from tools.brokerbench.figures import blocks, changing, failing, fresh, inbound
-from tools.brokerbench.records import one_pool, read
 from tools.brokerbench.settings import IDLE, SCENARIOS
 from tools.measure.records import Record
-
-FILE = "report.json"
 
 Goal: TypeAlias = tuple[str, float | None, str, float]
 """What it is about, what was found, `at_least` or `at_most`, the bound."""
@@ -49,18 +44,6 @@ COMPARISON = "no broker"
 
 ALL = "all"
 """What the names of failures begin with that are of no fault alone, but of a whole stage or scenario."""
-
-
-def write(directory: Path) -> dict[str, Any]:
-    """Compute the report of all runs from their records, and write it beside them.
-
-    Raises:
-        OSError, ValueError: there are no records, or they are of several versions of the sources.
-    """
-    pool = one_pool(read(directory))
-    found = compute(pool.heads, pool.records)
-    (directory / FILE).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    return found
 
 
 def compute(heads: Sequence[Record], records: Sequence[Record]) -> dict[str, Any]:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from tools.bench.figures import ratios, spread
 from tools.collectivesbench import figures
 from tools.collectivesbench.contenders import GLOO, GLOOS
 from tools.collectivesbench.goals import goals
-from tools.measure.records import Record, read
-
-FILE = "report.json"
+from tools.measure.records import Record
 
 
 class Key(NamedTuple):
@@ -29,14 +25,6 @@ class Key(NamedTuple):
 
 Turns: TypeAlias = Mapping[Key, Mapping[int, Mapping[str, float]]]
 """The figures of each cell by repetition."""
-
-
-def write(directory: Path) -> dict[str, Any]:
-    """Compute a run's report from its records, and write it beside them."""
-    head, records = read(directory)
-    found = compute(head, records)
-    (directory / FILE).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    return found
 
 
 def compute(head: Record, records: Sequence[Record]) -> dict[str, Any]:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, NoReturn, TypeAlias
+from typing import Annotated, Any, NoReturn, TypeAlias
 
 import typer
 from rich.console import Console
 
+from tools.measure.records import Record, read
 from tools.measure.surroundings import terminated_like_interrupted
 
 EXIT_FAILED, EXIT_INTERRUPTED = 2, 130
 
+Read: TypeAlias = Callable[[Path], tuple[Any, Sequence[Record]]]
 Output: TypeAlias = Annotated[Path, typer.Option(help="Where records, report and plots go.")]
 ReportOnly: TypeAlias = Annotated[bool, typer.Option("--report-only", help="Compute from the records that are there.")]
 
@@ -52,15 +55,22 @@ def chosen(console: Console, scenarios: Sequence[str] | None, known: Iterable[st
 
 
 def measure_and_report(
-    console: Console, output: Path, package: str, *, measure: Callable[[], None] | None, in_lab: bool = True
+    console: Console,
+    output: Path,
+    package: str,
+    *,
+    measure: Callable[[], None] | None,
+    in_lab: bool = True,
+    read: Read = read,
 ) -> None:
     """Measure, and leave the report, also where Ctrl-C or SIGTERM ends the measuring; the command then ends with 130.
 
     Args:
-        package: the benchmark's. Its `report.write` computes the report from the records in `output` and leaves
-            report.json, `plots.draw` leaves the plots, and `table` has the text and prints it.
+        package: the benchmark's. Its `report.compute` makes the report of what was read, `plots.draw` leaves the plots,
+            and `table` has the text and prints it.
         measure: leaves the records; None where they are there already.
         in_lab: it needs the privilege of a lab.
+        read: gives what the report is made of; it raises OSError or ValueError where there is nothing.
     """
     interrupted = False
     if measure is not None:
@@ -74,16 +84,17 @@ def measure_and_report(
         except KeyboardInterrupt:
             console.print("interrupted; everything is taken down, and what was measured is reported", style="yellow")
             interrupted = True
-    _leave_report(console, output, package)
+    _leave_report(console, output, package, read)
     if interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
-def _leave_report(console: Console, output: Path, package: str) -> None:
+def _leave_report(console: Console, output: Path, package: str, read: Read) -> None:
     # Only now: matplotlib starts threads, and then no namespace can be entered.
     report, plots, table = (importlib.import_module(f"{package}.{name}") for name in ("report", "plots", "table"))
     try:
-        found = report.write(output)
+        found = report.compute(*read(output))
+        (output / "report.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     except (OSError, ValueError) as error:
         fail(console, f"{output}: {error}")
     plots.draw(found, output)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from tools.bench.figures import spread
-from tools.measure.records import Record, read
+from tools.measure.records import Record
 from tools.volatilebench import figures
 from tools.volatilebench.algorithms import REFERENCE
 from tools.volatilebench.goals import goals
-
-FILE = "report.json"
 
 
 class Key(NamedTuple):
@@ -23,14 +19,6 @@ class Key(NamedTuple):
     case: str
     task: str
     contender: str
-
-
-def write(directory: Path) -> dict[str, Any]:
-    """Compute a run's report from its records, and write it beside them."""
-    head, records = read(directory)
-    found = compute(head, records)
-    (directory / FILE).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    return found
 
 
 def compute(head: Record, records: Sequence[Record]) -> dict[str, Any]:

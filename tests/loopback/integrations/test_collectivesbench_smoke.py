@@ -13,7 +13,7 @@ from tools.collectivesbench.contenders import competing
 from tools.collectivesbench.networks import one_host
 from tools.collectivesbench.settings import ALL, KIB, Settings, Sweep
 from tools.collectivesbench.sweep import Run, joined, sweep
-from tools.measure.records import HEAD, Writer
+from tools.measure.records import HEAD, Writer, read
 
 pytestmark = pytest.mark.long
 
@@ -34,7 +34,7 @@ def test_every_operation_is_measured_beside_gloo_s_and_its_result_is_right(tmp_p
     run, writer = run_into(tmp_path, said)
     sweep(run, Budget(SETTINGS.seconds), scenario="host")
     writer.close()
-    found = report.write(tmp_path)
+    found = report.compute(*read(tmp_path))
     assert found["failures"] == [], said
     measured = {(cell["contender"], cell["operation"], cell["bytes"]) for cell in found["cells"]}
     assert measured == {(name, each, size) for name in ("hive", "gloo cubic") for each in ALL for size in SIZES}
@@ -52,7 +52,7 @@ def test_all_contenders_follow_the_same_loss(tmp_path: Path) -> None:
         for contender in tuple(members):
             training.train(run, "training", one_host(2), members, contender, order)
     writer.close()
-    found = report.write(tmp_path)
+    found = report.compute(*read(tmp_path))
     assert found["failures"] == [], said
     assert [len(curve["points"]) for curve in found["curves"]] == [8, 8]
     gaps = [cell["figures"]["loss_gap"]["high"] for cell in found["cells"]]

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from tools.brokerbench import plots, report, table
 from tools.brokerbench.__main__ import app
-from tools.brokerbench.records import read
+from tools.brokerbench.records import read, read_one
 from tools.measure.records import Writer
 
 
@@ -25,6 +25,12 @@ def written(directory: Path, *, add: bool, rows: list[dict[str, Any]], **version
     for row in [head, *rows]:
         writer.write(row)
     writer.close()
+
+
+def reported(directory: Path) -> dict[str, Any]:
+    assert CliRunner().invoke(app, ["--report-only", "--output", str(directory)]).exit_code == 0
+    found: dict[str, Any] = json.loads((directory / "report.json").read_text())
+    return found
 
 
 def goal(found: dict[str, Any], name: str) -> dict[str, Any]:
@@ -38,8 +44,7 @@ def test_goals_are_judged_by_our_own_variant(tmp_path: Path) -> None:
         records.block("brokered", 0.41, storage_bytes_per_s=6e6),
     ]
     written(tmp_path, add=False, rows=rows)
-    found = report.write(tmp_path)
-    assert found == json.loads((tmp_path / report.FILE).read_text())
+    found = reported(tmp_path)
     assert goal(found, "sender: step of idle, median")["value"] == pytest.approx(1.025)
     assert goal(found, "sender: step of idle, median")["passed"] is True
     assert goal(found, "sender: storage of what is left")["passed"] is False
@@ -48,7 +53,7 @@ def test_goals_are_judged_by_our_own_variant(tmp_path: Path) -> None:
 
 def test_what_was_not_measured_is_not_passed(tmp_path: Path) -> None:
     written(tmp_path, add=False, rows=[records.block("idle", 0.4)])
-    found = report.write(tmp_path)
+    found = reported(tmp_path)
     assert goal(found, "sender: step of idle, median")["passed"] is None
 
 
@@ -92,7 +97,7 @@ def test_added_rounds_count_together_and_a_cut_off_line_does_not(tmp_path: Path)
     (pool,) = read(tmp_path)
     assert len(pool.heads) == 2
     assert [row["round"] for row in pool.records] == [0, 1]
-    assert report.write(tmp_path)["scenarios"]["sender"]["idle"]["rounds"] == 2
+    assert reported(tmp_path)["scenarios"]["sender"]["idle"]["rounds"] == 2
 
 
 @pytest.mark.parametrize(
@@ -102,7 +107,7 @@ def test_runs_of_different_sources_are_not_pooled(tmp_path: Path, versions: dict
     written(tmp_path, add=False, rows=[records.block("idle", 0.4)], **versions)
     written(tmp_path, add=True, rows=[records.block("idle", 0.8, round_number=1)])
     with pytest.raises(ValueError, match=r"not pooled \(.*, 0123456789ab\); --by-commit"):
-        report.write(tmp_path)
+        read_one(tmp_path)
     assert [len(pool.records) for pool in read(tmp_path)] == [1, 1]
 
 
@@ -144,7 +149,7 @@ def test_tables_and_plots_show_every_condition_and_what_failed(tmp_path: Path) -
     rows = [records.block(name, 0.4, storage_bytes_per_s=6e6) for name in ("idle", "none", "brokered")]
     rows.append({"kind": "failure", "scenario": "sender", "what": "quiet", "error": "no [time] was left"})
     written(tmp_path, add=False, rows=rows)
-    found = report.write(tmp_path)
+    found = reported(tmp_path)
     out = io.StringIO()
     table.print_report(Console(file=out, width=170), found)
     for text in ("idle", "none", "brokered", "no [time] was left", "of left"):
