@@ -56,7 +56,6 @@ class Rule:
     Args:
         target: a key of `LEAF_MINOR`.
         port: TCP and UDP, source or destination, IPv4 and IPv6.
-        protocol: narrows `port` to one of the two.
         dscp: codepoint 0..63, IPv4 and IPv6.
         address: a network, source or destination, as `ipaddress.ip_network` writes it.
         uid: sockets that this user makes from now on, in this network namespace.
@@ -67,7 +66,6 @@ class Rule:
 
     target: str
     port: int | None = None
-    protocol: Literal["tcp", "udp"] | None = None
     dscp: int | None = None
     uid: int | None = None
     cgroup: str | None = None

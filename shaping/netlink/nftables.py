@@ -65,7 +65,7 @@ _PRIORITY_MANGLE = -150
 _ACCEPT = 1
 _NETWORK_HEADER, _TRANSPORT_HEADER = 1, 2
 
-_PROTOCOLS = {"tcp": 6, "udp": 17}  # IANA, Protocol Numbers
+_PROTOCOLS = (6, 17)  # TCP and UDP: IANA, Protocol Numbers
 _PORT_OFFSETS = (0, 2)  # source, destination
 _ADDRESSES = {4: (NFPROTO_IPV4, (12, 16)), 6: (NFPROTO_IPV6, (8, 24))}  # RFC 791, RFC 8200: source, destination
 
@@ -122,9 +122,9 @@ def replace_table(rules: Sequence[tuple[Rule, int]]) -> list[Request]:
 def _matching(rule: Rule) -> Iterator[list[Any]]:
     """What each rule of the table compares for one of ours; none for one on cgroups or users."""
     if rule.port is not None:
-        for protocol in [rule.protocol] if rule.protocol else _PROTOCOLS:
+        for protocol in _PROTOCOLS:
             for offset in _PORT_OFFSETS:
-                is_protocol = _meta(Meta.NFT_META_L4PROTO, bytes([_PROTOCOLS[protocol]]))
+                is_protocol = _meta(Meta.NFT_META_L4PROTO, bytes([protocol]))
                 yield is_protocol + _field(_TRANSPORT_HEADER, offset, rule.port.to_bytes(2, "big"))
     if rule.dscp is not None:  # the upper six bits of the second byte; of bits 4 to 11
         four, six = bytes([rule.dscp << 2]), (rule.dscp << 6).to_bytes(2, "big")

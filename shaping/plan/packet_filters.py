@@ -78,8 +78,6 @@ def check_rule(rule: Rule) -> None:
         raise ValueError(f"unknown target {rule.target!r}; one of {', '.join(LEAF_MINOR)}")
     if rule.port is not None and not 1 <= rule.port <= 65535:
         raise ValueError(f"port {rule.port} is not in 1..65535")
-    if rule.protocol is not None and (rule.port is None or rule.protocol not in ("tcp", "udp")):
-        raise ValueError("protocol is tcp or udp, and narrows a port")
     if rule.dscp is not None and not 0 <= rule.dscp <= 63:
         raise ValueError(f"dscp {rule.dscp} is not in 0..63")
     if rule.address is not None:
@@ -98,11 +96,10 @@ def destination_match(address: ipaddress.IPv4Address | ipaddress.IPv6Address) ->
 def _matches_of(rule: Rule) -> list[tuple[Family, tuple[Match, ...]]]:
     """What each filter of a rule compares; none for a rule on cgroups or users."""
     if rule.port is not None:
-        protocols = [rule.protocol] if rule.protocol else list(_PROTOCOLS)
         ends = ((0xFFFF0000, rule.port << 16), (0x0000FFFF, rule.port))  # source, destination
         return [
             (family, _transport(family, protocol, mask, value))
-            for protocol in protocols
+            for protocol in _PROTOCOLS
             for mask, value in ends
             for family in _HEADERS
         ]

@@ -110,7 +110,7 @@ def test_a_later_tos_takes_the_class_away_so_the_priority_is_set_last(bench: Ben
 def test_ports_go_to_their_class_in_both_directions_and_protocols(
     shaper: Shaper, bench: Bench, family: socket.AddressFamily
 ) -> None:
-    rules = (Rule("storage", port=873), Rule("control", port=5353, protocol="udp"))
+    rules = (Rule("storage", port=873), Rule("control", port=5353))
     shaper.attach(make_shape(INTERFACE, rules=rules))
     with bench.socket(family) as sock:
         assert sent_by_class(shaper, lambda: send_some(sock, family, port=873)) == {"storage": 20}

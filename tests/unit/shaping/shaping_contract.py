@@ -64,7 +64,7 @@ DESTINATIONS = (
     DestinationShape("fd21::2", rate_bits_per_s=MBIT, ceil_bits_per_s=MBIT),
     DestinationShape("::ffff:10.211.0.3", rate_bits_per_s=MBIT, ceil_bits_per_s=3 * MBIT),
 )
-RULES = (Rule("storage", port=873), Rule("storage", dscp=1), Rule("control", port=22, protocol="tcp"))
+RULES = (Rule("storage", port=873), Rule("storage", dscp=1), Rule("control", port=22))
 
 
 def a_built_tree_reads_back_as_planned(kernel: Kernel, interface: str) -> None:

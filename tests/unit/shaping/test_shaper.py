@@ -243,7 +243,7 @@ ADDRESS = Rule("storage", address="172.17.0.0/16")
 def test_what_is_forwarded_is_told_by_all_rules_in_their_order_as_soon_as_one_names_an_address(
     kernel: FakeKernel, journal: Journal
 ) -> None:
-    rules = (Rule("other", port=8080, protocol="tcp"), ADDRESS, Rule("storage", uid=1001))
+    rules = (Rule("other", port=8080), ADDRESS, Rule("storage", uid=1001))
     shaper = Shaper(kernel, journal, classifier=FakeClassifier())
     for interface in ("eth0", "eth1"):
         assert shaper.attach(make_shape(interface, rules=rules)).notes == ()

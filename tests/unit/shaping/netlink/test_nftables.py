@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterator
 
@@ -70,7 +71,7 @@ def test_a_single_address_needs_no_mask() -> None:
 
 
 def test_a_port_is_compared_at_both_ends_in_both_protocols_and_the_rules_keep_their_order() -> None:
-    rules = rules_of(Rule("storage", port=873), Rule("storage", port=53, protocol="udp"), Rule("other", dscp=8))
+    rules = rules_of(Rule("storage", port=873), Rule("storage", port=53), Rule("other", dscp=8))
     ports = [
         [
             "load NFT_META_L4PROTO",
@@ -79,7 +80,7 @@ def test_a_port_is_compared_at_both_ends_in_both_protocols_and_the_rules_keep_th
             f"is {port:04x}",
             *STORAGE,
         ]
-        for protocol, start, port in ((6, 0, 873), (6, 2, 873), (17, 0, 873), (17, 2, 873), (17, 0, 53), (17, 2, 53))
+        for port, protocol, start in itertools.product((873, 53), (6, 17), (0, 2))
     ]
     assert rules[:-2] == ports
     assert rules[-1][-3] == f"put {(0xFFE00410).to_bytes(4, sys.byteorder).hex()}"

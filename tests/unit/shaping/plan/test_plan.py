@@ -43,7 +43,7 @@ ADDRESSES = (*(f"10.0.0.{number}" for number in range(1, 9)), *(f"fd00::{number:
 @st.composite
 def rules(draw: st.DrawFn) -> tuple[Rule, ...]:
     target = st.sampled_from(sorted(LEAF_MINOR))
-    port = st.builds(Rule, target=target, port=st.integers(1, 65535), protocol=st.sampled_from((None, "tcp", "udp")))
+    port = st.builds(Rule, target=target, port=st.integers(1, 65535))
     dscp = st.builds(Rule, target=target, dscp=st.integers(0, 63))
     return tuple(draw(st.lists(st.one_of(port, dscp), max_size=4)))
 
@@ -368,7 +368,6 @@ def test_a_missing_or_doubled_class_is_refused() -> None:
         (Rule("disk", port=1), "unknown target 'disk'"),
         (Rule("storage", port=0), r"not in 1\.\.65535"),
         (Rule("storage", dscp=64), r"not in 0\.\.63"),
-        (Rule("storage", dscp=3, protocol="tcp"), "narrows a port"),
         (Rule("storage", uid=2**32 - 1), "not a user's number"),
         (Rule("storage", address="10.0.0.1/8"), "host bits"),
         (Rule("storage", cgroup="a\0b"), "control character"),
