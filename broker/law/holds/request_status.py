@@ -29,7 +29,7 @@ def allocation(
         own = promises(entry, rate)
         low = own.floor if entry.name == LENDER else own.guarantee
         wanted.append(Claim(1.0, own.floor, low, own.ceiling, low))
-    rates = allocate(wanted, capacity_bits_per_s=rate).rates_bits_per_s
+    rates = allocate(wanted, capacity_bits_per_s=rate)
     classes = []
     for entry, kept in zip(policy.classes, rates, strict=True):
         own = promises(entry, rate)

@@ -169,7 +169,7 @@ def divide(
         wants = modest if entry.modest_s >= MODEST_S else room
         owed = min(granted, room) if granted > entry.allowed_bits_per_s > 0 else 0  # its broker grants it more
         claims.append(Claim(1.0, owed, owed, room, max(wants, owed)))
-    shares = allocate(claims, capacity_bits_per_s=room).rates_bits_per_s
+    shares = allocate(claims, capacity_bits_per_s=room)
     spare = (room - sum(shares)) // len(held)
     return {
         entry.address: _steady(entry.allowed_bits_per_s, max(HOLD_BITS_PER_S_MIN, share + spare))

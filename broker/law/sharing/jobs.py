@@ -341,7 +341,7 @@ def _flows(
         mine.sort(key=lambda flow: flow.key)
         wants = [_flow_wants(flow, sent, job.share_bits_per_s) for flow in mine]
         claims = [Claim(1.0, 0, 0, job.share_bits_per_s, want) for want in wants]
-        shares = allocate(claims, capacity_bits_per_s=job.share_bits_per_s).rates_bits_per_s
+        shares = allocate(claims, capacity_bits_per_s=job.share_bits_per_s)
         sending = sum(want > 0 for want in wants)
         made += [
             _flow_allocation(flow, want, share, sent, sending)

@@ -80,7 +80,7 @@ def plan(
     shares = allocate([_claim(need, promised) for need in needs], capacity_bits_per_s=capacity_bits_per_s)
     rates = _rates(needs, promised, capacity_bits_per_s)
     plans = []
-    for need, share, rate in zip(needs, shares.rates_bits_per_s, rates, strict=True):
+    for need, share, rate in zip(needs, shares, rates, strict=True):
         name, own = need.policy.name, promised[need.policy.name]
         held = storage_waits if name == LENDER else None
         plans.append(
@@ -141,14 +141,14 @@ def _claim(need: ClassNeeds, promised: Mapping[str, Promises]) -> Claim:
     return Claim(need.policy.weight, own.floor, own.guarantee, own.ceiling, need.demand_bits_per_s)
 
 
-def _rates(needs: Sequence[ClassNeeds], promised: Mapping[str, Promises], capacity_bits_per_s: int) -> list[int]:
+def _rates(needs: Sequence[ClassNeeds], promised: Mapping[str, Promises], capacity_bits_per_s: int) -> Sequence[int]:
     """Floors, then what each class wants of its promise now; water-filling keeps the sum within the capacity."""
     wanted = []
     for need in needs:
         own = promised[need.policy.name]
         want = wanted_bits_per_s(need, own)
         wanted.append(Claim(1.0, own.floor, want, own.ceiling, want))
-    return list(allocate(wanted, capacity_bits_per_s=capacity_bits_per_s).rates_bits_per_s)
+    return allocate(wanted, capacity_bits_per_s=capacity_bits_per_s)
 
 
 def wanted_bits_per_s(need: ClassNeeds, own: Promises) -> int:

@@ -87,7 +87,7 @@ def unknown_schedules(policy: Policy, unknown: Collection[str]) -> tuple[Alarm, 
 def kept(promised: Mapping[str, Promises], capacity_bits_per_s: int) -> Mapping[str, int]:
     """The guarantee of each class that can be kept at a capacity: all of it, where all fit."""
     claims = [Claim(1.0, own.floor, own.guarantee, own.guarantee, own.guarantee) for own in promised.values()]
-    rates = allocate(claims, capacity_bits_per_s=capacity_bits_per_s).rates_bits_per_s
+    rates = allocate(claims, capacity_bits_per_s=capacity_bits_per_s)
     return dict(zip(promised, rates, strict=True))
 
 

@@ -11,7 +11,7 @@ among the users of its jobs, and what a user gets among his.
 
 Where even the lower bounds exceed C, nobody can have what was promised. The rule: every claim keeps its floor (or what
 it wants, if less), and what is left is divided in proportion to what is missing to each lower bound. Where even the
-floors exceed C, they are all scaled by the same factor. The caller is told.
+floors exceed C, they are all scaled by the same factor.
 """
 
 from __future__ import annotations
@@ -31,19 +31,12 @@ class Claim(Struct, frozen=True):
     demand_bits_per_s: int
 
 
-class Shares(Struct, frozen=True):
-    """The result, in the order of the claims; `scaled` where the guarantees did not fit into the capacity."""
-
-    rates_bits_per_s: tuple[int, ...]
-    scaled: bool
-
-
-def allocate(claims: Sequence[Claim], *, capacity_bits_per_s: int) -> Shares:
+def allocate(claims: Sequence[Claim], *, capacity_bits_per_s: int) -> tuple[int, ...]:
     """Divide a capacity among claims.
 
     Returns:
-        A whole rate for each claim; they sum to at most the capacity, and when demand exceeds it fall short of it by at
-        most one bit/s a claim.
+        A whole rate for each claim, in their order. They sum to at most the capacity, and when demand exceeds it fall
+        short of it by at most one bit/s a claim.
 
     Raises:
         ValueError: a weight that is not positive, or a negative rate.
@@ -58,15 +51,15 @@ def allocate(claims: Sequence[Claim], *, capacity_bits_per_s: int) -> Shares:
     if capacity_bits_per_s < 0:
         raise ValueError("weights must be above 0, rates at least 0")
     if sum(high) <= capacity_bits_per_s:
-        return Shares(tuple(high), scaled=False)
+        return tuple(high)
     if sum(low) > capacity_bits_per_s:
         floors = [min(claim.floor_bits_per_s, bottom) for claim, bottom in zip(claims, low, strict=True)]
-        return Shares(tuple(_scale(floors, low, capacity_bits_per_s)), scaled=True)
+        return tuple(_scale(floors, low, capacity_bits_per_s))
     level = _level([claim.weight for claim in claims], low, high, capacity_bits_per_s)
     rates = [
         min(max(int(claim.weight * level), bottom), top) for claim, bottom, top in zip(claims, low, high, strict=True)
     ]
-    return Shares(tuple(_trim(rates, low, capacity_bits_per_s)), scaled=False)
+    return tuple(_trim(rates, low, capacity_bits_per_s))
 
 
 def allocate_by_user(
@@ -88,8 +81,8 @@ def allocate_by_user(
         mine.setdefault(user, []).append(claim)
     parts = allocate([_together(his) for his in mine.values()], capacity_bits_per_s=capacity_bits_per_s)
     divided = {
-        user: iter(allocate(his, capacity_bits_per_s=part).rates_bits_per_s)
-        for (user, his), part in zip(mine.items(), parts.rates_bits_per_s, strict=True)
+        user: iter(allocate(his, capacity_bits_per_s=part))
+        for (user, his), part in zip(mine.items(), parts, strict=True)
     }
     return tuple(next(divided[user]) for user in users)
 
