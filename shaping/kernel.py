@@ -49,7 +49,7 @@ class RealKernel:
     def capabilities(self) -> Capabilities:
         if self._capabilities is None:
             self._capabilities = Capabilities(
-                **{kind: root.knows_qdisc(self._tc, kind) for kind in ("htb", "bfifo", "fq_codel")}
+                htb=root.knows_qdisc(self._tc, "htb"), fq_codel=root.knows_qdisc(self._tc, "fq_codel")
             )
         return self._capabilities
 

@@ -18,7 +18,6 @@ class Capabilities:
     """
 
     htb: bool = True
-    bfifo: bool = True
     fq_codel: bool = False
     u32: bool = True
 

@@ -79,11 +79,10 @@ def knows_qdisc(tc: NetlinkSocket, kind: str) -> bool:
     """Ask for a qdisc with options that its init refuses: ENOENT tells an unknown kind from a known one.
 
     A root that somebody configured does not deceive it: EEXIST is only said of one of this very kind, which is then
-    known (6.18: over a tbf, htb and bfifo are refused by their init, an unknown kind with ENOENT, as over none).
+    known (6.18: over a tbf, htb is refused by its init, an unknown kind with ENOENT, as over none).
     """
-    options = _REFUSED_OPTIONS if kind != "bfifo" else b"\0"  # less than the 4 bytes of its limit
     flags, index = NLM_F_CREATE | NLM_F_EXCL, socket.if_nametoindex("lo")
-    request = encode_queue(kind, options, index=index, handle=0, flags=flags)
+    request = encode_queue(kind, _REFUSED_OPTIONS, index=index, handle=0, flags=flags)
     try:
         tc.execute([(f"probe for {kind}", request)])
     except KernelRejectedError as error:
