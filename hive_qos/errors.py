@@ -9,7 +9,7 @@
         TimedOutError         nobody's: the operation's own deadline passed
         CancelledError        the caller's or the peer's wish
       BrokerError
-        BrokerUnavailableError, BrokerRejectedError, LeaseExpiredError
+        BrokerUnavailableError, BrokerRejectedError
       ShapingError
         PrivilegeError, KernelRejectedError, ReadBackError
 
@@ -197,12 +197,6 @@ class BrokerRejectedError(BrokerError):
     def __init__(self, *args: object, status: int = 0) -> None:
         super().__init__(*args)
         self.status = status
-
-
-class LeaseExpiredError(BrokerError):
-    """What the broker had granted has run out. Ask again."""
-
-    code = "lease-expired"
 
 
 class ShapingError(HiveError):

@@ -114,7 +114,6 @@ class Components:
 
     netlink: NetlinkSocket
     routes: Routes
-    links: Links
     link_events: LinkEvents
     traffic: InterfaceCounters
     rate_watch: RateWatch
@@ -274,7 +273,6 @@ def compose(given: Environment, options: Options, journal: Journal) -> Component
     return Components(
         netlink=netlink,
         routes=routes,
-        links=links,
         link_events=LinkEvents(),
         traffic=traffic,
         rate_watch=rate_watch,

@@ -14,7 +14,6 @@ import functools
 import os
 from pathlib import Path
 
-from broker.api.documents.snapshot import Snapshot
 from broker.api.latest_snapshot import LatestSnapshot
 from broker.api.requests import PendingCommands, PolicyRequests
 from broker.client.mailbox import Wake
@@ -56,11 +55,6 @@ class Daemon:
         """Read the configuration again soon. Safe in a signal handler."""
         self._commands.reload = True
         self._wake.set()
-
-    @property
-    def snapshot(self) -> Snapshot | None:
-        """The last tick, None before the first."""
-        return self._latest_snapshot.last
 
     def run(self) -> None:
         """Take the interfaces over, serve until `stop`, and put everything back.

@@ -71,11 +71,6 @@ class TcpWatch:
         if not self._many:
             self._few.hasten(share=HASTENED_SHARE)
 
-    @property
-    def under_way(self) -> bool:
-        """A look has begun and not ended."""
-        return any(work.under_way for work in (self._few, self._asking, self._all, self._averages))
-
     def look(self, flows: FlowTable, *, matching: PortClasses, now_s: float) -> None:
         """Look, when it is time. A kernel that refuses is asked again after `RETRY_S`; delay signals are then fewer."""
         self._flows, self._port_classes = flows, matching

@@ -114,7 +114,6 @@ class UdpSocket(NamedTuple):
 class OwnedSocket(Struct, frozen=True):
     """A socket of this network namespace that some program holds. `cookie` names it for as long as the kernel runs."""
 
-    protocol: int
     listens: bool
     uid: int
     inode: int
@@ -419,7 +418,6 @@ def _read_owned(body: memoryview, protocol: int) -> OwnedSocket | None:
     offsets = _offsets(body)
     classid, cgroup = offsets.get(_CLASS_ID), offsets.get(_CGROUP_ID)
     return OwnedSocket(
-        protocol=protocol,
         listens=protocol == socket.IPPROTO_TCP and state == _LISTEN,
         uid=uid,
         inode=inode,

@@ -57,7 +57,6 @@ class Peer:
 
     pid: int
     uid: int
-    gid: int
     groups: frozenset[int]
     apart: bool = False
 
@@ -69,7 +68,7 @@ def peer_of(sock: socket.socket) -> Peer:
         OSError: not such a socket.
     """
     pid, uid, gid = struct.unpack("=iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    peer = Peer(pid=pid, uid=owner_of(uid), gid=gid, groups=frozenset((gid, *_groups_of(sock))))
+    peer = Peer(pid=pid, uid=owner_of(uid), groups=frozenset((gid, *_groups_of(sock))))
     return replace(peer, apart=_is_apart(sock, peer)) if peer.uid in (0, os.geteuid()) else peer
 
 

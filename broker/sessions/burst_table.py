@@ -41,10 +41,6 @@ class BurstTable:
     def __len__(self) -> int:
         return sum(len(entries) for entries in self._entries.values())
 
-    def of_user(self, uid: int) -> int:
-        """How many bursts of a user are under way."""
-        return len(self._of_user.get(uid, ()))
-
     def announce(
         self, session: str, burst: Announce, *, uid: int, now_s: float, interface_of: Callable[[str], str | None]
     ) -> Mapping[str, int]:

@@ -29,13 +29,11 @@ class Uplink:
         name: the interface to shape.
         why: how it was chosen, in a sentence or two.
         driver_bits_per_s: the speed that its driver names, None where it names none.
-        families: "IPv4", "IPv6" or both, as its default routes are.
     """
 
     name: str
     why: str
     driver_bits_per_s: int | None
-    families: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -125,7 +123,7 @@ def _uplink(device: str, families: tuple[str, ...], others: dict[str, tuple[str,
             if below:
                 name = below[0]
                 why = f"the VPN {device} has the default route, and its packets leave through here"
-    return Uplink(name, why, _driver_rate(sys / name), families)
+    return Uplink(name, why, _driver_rate(sys / name))
 
 
 def _vpns(sys: Path, uplinks: dict[str, Uplink]) -> tuple[str, ...]:

@@ -116,4 +116,4 @@ def test_a_lack_of_descriptors_is_not_taken_for_a_process_that_is_gone() -> None
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     with Short(socket.AF_UNIX) as sock, pytest.raises(OSError, match="Too many open files"):
-        rights.process_of(sock, rights.Peer(pid=os.getpid(), uid=0, gid=0, groups=frozenset()))
+        rights.process_of(sock, rights.Peer(pid=os.getpid(), uid=0, groups=frozenset()))

@@ -27,7 +27,6 @@ RUN = CliRunner()
         (ConfigurationErrors([errors.ConfigurationError("k", 1, "r")]), 3),
         (errors.BrokerUnavailableError("x"), 4),
         (errors.BrokerRejectedError("x"), 5),
-        (errors.LeaseExpiredError("x"), 5),
         (errors.PrivilegeError("x"), 6),
         (errors.KernelRejectedError("x", errno_value=1), 7),
         (errors.ReadBackError("x", wanted=1, found=2), 7),

@@ -26,7 +26,7 @@ POLICY = load(
 
 
 def peer(uid: int, *groups: int) -> Peer:
-    return Peer(pid=1, uid=uid, gid=uid, groups=frozenset((uid, *groups)))
+    return Peer(pid=1, uid=uid, groups=frozenset((uid, *groups)))
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ class Someone:
 
     @property
     def peer(self) -> Peer:
-        return Peer(pid=1, uid=self.uid, gid=self.uid, groups=frozenset())
+        return Peer(pid=1, uid=self.uid, groups=frozenset())
 
     def has_ended(self) -> bool:
         return self.ended
