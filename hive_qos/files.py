@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from pathlib import Path
 
 
@@ -33,6 +34,11 @@ def write_whole(path: Path, text: str, *, mode: int = 0o600) -> None:
     finally:
         with contextlib.suppress(OSError):  # a full disk, or Ctrl-C
             scratch.unlink(missing_ok=True)
+
+
+def is_trusted(found: os.stat_result) -> bool:
+    """Whether a file or directory is root's or our own, and nobody else may write it."""
+    return found.st_uid in (0, os.geteuid()) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def sync_directory(path: Path) -> None:

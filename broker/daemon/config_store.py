@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import stat
 import time
 import tomllib
 from collections.abc import Callable, Sequence
@@ -26,7 +25,7 @@ from broker.model.values import Alarm
 from broker.policy.settings import Setting
 from broker.policy.types import TRIAL_S_MAX, TRIAL_S_MIN, DaemonPolicy, Policy
 from hive_qos.errors import ConfigurationError, HiveError
-from hive_qos.files import write_whole
+from hive_qos.files import is_trusted, write_whole
 
 KEPT_NAME = "configuration.json"
 _KEPT_VERSION = 1
@@ -343,7 +342,7 @@ def read_kept(state_directory: str) -> Kept:
     """
     path = Path(state_directory) / KEPT_NAME
     try:
-        if not all(_ours(os.lstat(place)) for place in (state_directory, path)):
+        if not all(is_trusted(os.lstat(place)) for place in (state_directory, path)):
             return Kept()
         with open(path, encoding="utf-8", opener=_without_links) as file:
             entry = json.loads(file.read(_KEPT_BYTES_MAX))
@@ -365,10 +364,6 @@ def write_kept(state_directory: str, kept: Kept) -> None:
     """
     entry = {"version": _KEPT_VERSION, "good": kept.good, "refused": kept.refused}
     write_whole(Path(state_directory) / KEPT_NAME, json.dumps(entry, indent=1))
-
-
-def _ours(found: os.stat_result) -> bool:
-    return found.st_uid in (0, os.geteuid()) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _without_links(path: str, flags: int) -> int:

@@ -6,7 +6,6 @@ They lie in `settings.json` in the state directory. The operator's file is never
 from __future__ import annotations
 
 import os
-import stat
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from msgspec import Struct
 from broker.api.documents.snapshot import SettingInfo
 from broker.events.log import Log
 from broker.policy.settings import KEYS, Setting
-from hive_qos.files import write_whole
+from hive_qos.files import is_trusted, write_whole
 
 NAME = "settings.json"
 _BYTES_MAX = 2**16
@@ -43,8 +42,7 @@ class SettingsStore:
     def load(self) -> None:
         """Take what an earlier daemon kept. What is damaged, or could be somebody else's, is left out."""
         try:
-            found = os.lstat(self._path)
-            if found.st_uid not in (0, os.geteuid()) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            if not is_trusted(os.lstat(self._path)):
                 raise ValueError("others may write it")
             with open(self._path, "rb") as file:
                 kept = msgspec.json.decode(file.read(_BYTES_MAX), type=_Kept)
