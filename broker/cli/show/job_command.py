@@ -61,7 +61,7 @@ def job(
         from hive_qos.errors import TransportError
 
         # By its name from now on: it may start again, and another one beside it.
-        latest = Latest(lambda: _of(document["job"], limit_s), render, who="rank", silent=TransportError)
+        latest = Latest(lambda: _asked_again(document["job"], limit_s), render, who="rank", silent=TransportError)
         paint(latest, console)
     else:
         console.print(render(document))
@@ -87,17 +87,22 @@ def _document(name: str, limit_s: float) -> dict[str, Any]:
         raise typer.BadParameter(f"no job {printable(name)!r} runs here; use one of {shown}", param_hint="NAME")
     if not name and len(known) > 1:
         raise typer.BadParameter(f"several jobs run here; name one of {shown}", param_hint="NAME")
-    return _of(name or known[0], limit_s)
+    return _of(name or known[0], members, limit_s)
 
 
-def _of(job: str, limit_s: float) -> dict[str, Any]:
+def _asked_again(job: str, limit_s: float) -> dict[str, Any]:
     """Raises: TransportError: no rank of it answers."""
     from hive_qos.errors import TransportError
     from transport.inspection import jobs
 
-    mine = [(path, one) for path, one in jobs.members() if str(one.get("job")) == job]
-    if not mine:
+    document = _of(job, jobs.members(), limit_s)
+    if not document["groups"]:
         raise TransportError(f"no rank of job {job} answers on this host any more")
+    return document
+
+
+def _of(job: str, members: Sequence[tuple[Path, dict[str, Any]]], limit_s: float) -> dict[str, Any]:
+    mine = [(path, one) for path, one in members if str(one.get("job")) == job]
     return {"schema": SCHEMA, "job": job, "groups": _groups(mine, limit_s)}
 
 
@@ -108,7 +113,7 @@ def _once_it_runs(job: str, limit_s: float) -> dict[str, Any]:
     said = False
     while True:
         try:
-            return _of(job, limit_s)
+            return _asked_again(job, limit_s)
         except TransportError as error:
             if not said:
                 say(f"{error}; trying again")

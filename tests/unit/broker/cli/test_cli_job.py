@@ -156,7 +156,7 @@ def test_a_limit_that_cannot_be_is_refused(limit: str) -> None:
 
 def test_watching_survives_a_restart_of_the_job_and_the_start_of_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
     llm, other = (Path("/run/0"), {"job": "llm"}), (Path("/run/1"), {"job": "other"})
-    rounds = iter([[llm], [llm], [], [other], [other, llm]])
+    rounds = iter([[llm], [], [other], [other, llm]])
     monkeypatch.setattr("transport.inspection.jobs.members", lambda: next(rounds))
     monkeypatch.setattr("transport.inspection.jobs.ask", lambda path, _want, **_: {"members": [{"id": str(path)}]})
     monkeypatch.setattr("time.sleep", lambda _s: None)
