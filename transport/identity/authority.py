@@ -29,9 +29,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from hive_qos.errors import ConfigurationError
 from hive_qos.files import write_whole
-from transport.identity.names import JOB_BYTES_MAX, NODE_PREFIX, ROLE_PREFIX, ROLES, check_node_name, claims_of, job_uri
+from transport.identity.names import NODE_PREFIX, ROLE_PREFIX, ROLES, check_node_name, claims_of, job_uri
 from transport.identity.register import locked, note_issued, read_register
 from transport.identity.revocation import add_to_list
+from transport.settings import JOB_BYTES_MAX
 
 CLOCK_SKEW = datetime.timedelta(days=1)
 """Certificates begin to be valid a day ago, because hosts' clocks differ."""

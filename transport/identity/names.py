@@ -16,8 +16,6 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 NODE_PREFIX = "urn:hive-qos:node:"
 ROLE_PREFIX = "urn:hive-qos:role:"
-JOB_BYTES_MAX = 128
-"""As `HIVE_JOB` may be long."""
 JOB_PREFIX = "urn:hive-qos:job:"
 ROLES = ("job", "broker")
 
