@@ -18,10 +18,10 @@ def check_rank(rank: object, *, group: str, size: int) -> None:
         raise MisuseError(f"group {group} has ranks 0 to {size - 1}, not {rank!r}")
 
 
-def check_count(name: str, value: object, *, least: int) -> None:
-    """Raises: MisuseError: it is no whole number from `least`."""
-    if not hasattr(value, "__index__") or value.__index__() < least:
-        raise MisuseError(f"{name} is {value!r}: it is a whole number, at least {least}")
+def check_count(name: str, value: object) -> None:
+    """Raises: MisuseError: it is no whole number from 1."""
+    if not hasattr(value, "__index__") or value.__index__() < 1:
+        raise MisuseError(f"{name} is {value!r}: it is a whole number, at least 1")
 
 
 def check_seconds(name: str, value: object) -> None:

@@ -178,7 +178,7 @@ class ActivePolicy:
 
     def _set(self, request: PolicyRequest) -> PolicyAnswer:
         store = self._components.settings
-        until_s = None if request.for_s is None else store.until_s(_within(request.for_s, "for_s", SETTING_S_MAX))
+        until_s = None if request.for_s is None else store.until_s(_within(request.for_s, SETTING_S_MAX))
         new = read_settings(request.kind, request.name, request.texts, until_s=until_s)
         return self._put_over(over(new, store.lasting()), f"{_and(f'{one.key} {one.value}' for one in new)} in force")
 
@@ -236,7 +236,7 @@ class ActivePolicy:
         return f"what `hive-qos set` had changed does not fit and is left out: {misfit}"
 
     def _pause(self, for_s: float | None) -> PolicyAnswer:
-        pause, for_s = self._components.pause, PAUSE_S if for_s is None else _within(for_s, "for_s", PAUSE_S_MAX)
+        pause, for_s = self._components.pause, PAUSE_S if for_s is None else _within(for_s, PAUSE_S_MAX)
         if not pause.active:
             self._components.egress_trees.open()
             self._components.ingress_trees.close()
@@ -307,9 +307,9 @@ def _mistaken(problem: Exception) -> bool:
     return getattr(problem, "code", "") == ConfigurationError.code
 
 
-def _within(for_s: float, key: str, most_s: float) -> float:
+def _within(for_s: float, most_s: float) -> float:
     if not 1.0 <= for_s <= most_s:
-        raise ConfigurationError(key, for_s, f"1 to {most_s:g} seconds")
+        raise ConfigurationError("for_s", for_s, f"1 to {most_s:g} seconds")
     return for_s
 
 

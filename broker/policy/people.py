@@ -51,8 +51,8 @@ class Reader(Protocol):
     def weight(self, raw: Mapping[str, Any], *, prefix: str, default: float) -> float:
         """Take out a weight."""
 
-    def integer(self, raw: Mapping[str, Any], key: str, *, prefix: str, low: int, high: int, default: int) -> int:
-        """Take out a whole number."""
+    def integer(self, raw: Mapping[str, Any], key: str, *, prefix: str, high: int) -> int:
+        """Take out a whole number from 0; 0 where it is none."""
 
 
 def read_jobs(reader: Reader, raw: Mapping[str, Any], *, share: Callable[[str], Share]) -> tuple[JobPolicy, ...]:
@@ -99,7 +99,7 @@ def _job(reader: Reader, table: Mapping[str, Any], name: str, share: Callable[[s
     ):  # fmt: skip
         if low is not None and high is not None and low > high:
             reader.problem(prefix + "guarantee", raw.get("guarantee"), f"above {prefix}ceiling; lower it or raise that")
-    uid = reader.integer(raw, "uid", prefix=prefix, low=0, high=UID_MAX, default=0) if "uid" in raw else None
+    uid = reader.integer(raw, "uid", prefix=prefix, high=UID_MAX) if "uid" in raw else None
     return JobPolicy(name, reader.weight(raw, prefix=prefix, default=default.weight), guarantee, ceiling, uid)
 
 
@@ -146,7 +146,7 @@ def _override(
         floor=reader.parsed(raw, "floor", share, prefix=own, default=unset),
         ceiling=reader.parsed(raw, "ceiling", share, prefix=own, default=unset),
         weight=reader.weight(raw, prefix=own, default=1.0) if "weight" in raw else None,
-        priority=reader.integer(raw, "priority", prefix=own, low=0, high=7, default=0) if "priority" in raw else None,
+        priority=reader.integer(raw, "priority", prefix=own, high=7) if "priority" in raw else None,
     )
 
 

@@ -256,7 +256,7 @@ class _Reader:
             floor=floor,
             ceiling=ceiling,
             weight=self.weight(raw, prefix=prefix, default=default.weight),
-            priority=self.integer(raw, "priority", prefix=prefix, low=0, high=7, default=default.priority),
+            priority=self.integer(raw, "priority", prefix=prefix, high=7, default=default.priority),
             match=self.match_rules(raw, prefix=prefix),
             programs=self.programs(name, raw, key=prefix + "programs"),
         )
@@ -399,7 +399,9 @@ class _Reader:
             return default
         return float(value)
 
-    def integer(self, raw: Mapping[str, Any], key: str, *, prefix: str, low: int, high: int, default: int) -> int:
+    def integer(
+        self, raw: Mapping[str, Any], key: str, *, prefix: str, high: int, low: int = 0, default: int = 0
+    ) -> int:
         value = raw.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             self.problem(prefix + key, value, f"write a whole number from {low} to {high}")

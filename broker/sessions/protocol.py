@@ -73,7 +73,7 @@ class SessionProtocol:
         if self.phase is Phase.OVER:
             return ()
         if not packet and not truncated:
-            return self._end("", "the client closed its end")
+            return self._end("the client closed its end")
         if truncated or len(packet) > PACKET_BYTES_MAX:
             return self._broken(error("too-long", f"beyond 64 KiB or {DESCRIPTORS_MAX} descriptors"))
         message = read(packet)
@@ -91,7 +91,7 @@ class SessionProtocol:
             self.phase, self.hello = Phase.OPEN, message
             return (message, Welcome(v=VERSION, session=self.name, host=self.host))
         if isinstance(message, Bye):
-            return self._end("", "the client sent bye")
+            return self._end("the client sent bye")
         if isinstance(message, Register):
             return self._register(message, descriptors)
         if isinstance(message, Unregister):
@@ -111,6 +111,6 @@ class SessionProtocol:
         self.phase = Phase.OVER
         return (why, End(why.code, why.text))
 
-    def _end(self, code: str, text: str) -> tuple[Action, ...]:
+    def _end(self, text: str) -> tuple[Action, ...]:
         self.phase = Phase.OVER
-        return (End(code, text),)
+        return (End("", text),)

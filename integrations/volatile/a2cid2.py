@@ -53,7 +53,7 @@ class A2CiD2(Algorithm):
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], *, every: int = 1) -> None:
         super().__init__(parameters)
-        check_count("every", every, least=1)
+        check_count("every", every)
         self.every = every
         self._all = Fragment(self.parameters)
         self._ahead = torch.zeros(self._all.elems)

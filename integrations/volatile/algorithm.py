@@ -281,7 +281,7 @@ class GlobalAlgorithm(Algorithm):
     ) -> None:
         super().__init__(parameters)
         self._fragments = cut(self.parameters, fragments)
-        check_count("every", every, least=1)
+        check_count("every", every)
         if every % len(self._fragments):
             raise MisuseError(f"every is {every}: it is a positive multiple of the {len(self._fragments)} fragments")
         self.every, self._rate, self._momentum = every, outer_rate, outer_momentum

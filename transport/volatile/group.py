@@ -99,7 +99,7 @@ class VolatileGroup:
         timeout_s: float = STEP_S,
         join_timeout_s: float = JOIN_S,
     ) -> None:
-        check_count("members_min", members_min, least=1)
+        check_count("members_min", members_min)
         check_seconds("timeout_s", timeout_s)
         check_seconds("join_timeout_s", join_timeout_s)
         settings = settings or Settings.from_environment()
@@ -182,7 +182,7 @@ class VolatileGroup:
 
     @members_min.setter
     def members_min(self, members: int) -> None:
-        check_count("members_min", members, least=1)
+        check_count("members_min", members)
         self._members_min = self._control.members_min = members
 
     @property
