@@ -143,20 +143,6 @@ class Commit:
 
 
 @dataclass(frozen=True)
-class Retry:
-    """Reduce `step` again, in the new view, from the inputs that were kept."""
-
-    step: int
-
-
-@dataclass(frozen=True)
-class Follow:
-    """Fetch the results up to `step` of those who have committed them."""
-
-    step: int
-
-
-@dataclass(frozen=True)
 class Advance:
     """Offer `view` to the register as the successor of the view before it, then call `entered` with what it holds."""
 
@@ -192,7 +178,7 @@ class Differ:
     odd: frozenset[Member]
 
 
-Action = Send | Commit | Retry | Follow | Advance | Left | Differ
+Action = Send | Commit | Advance | Left | Differ
 
 
 @dataclass(frozen=True)
@@ -351,7 +337,11 @@ def leave(state: State) -> tuple[State, list[Action]]:
 
 
 def entered(state: State, view: View) -> tuple[State, list[Action]]:
-    """The register holds `view`. It may be older than ours, ours, the next one, or a later one."""
+    """The register holds `view`. It may be older than ours, ours, the next one, or a later one.
+
+    A worker that holds what the view begins with reduces the next step in it, from the inputs that were kept. One that
+    is behind fetches the results of those who have committed them.
+    """
     if view.epoch <= state.view.epoch or state.phase is Phase.OUT:
         return state, []
     holds = {state.committed: state.digest}
@@ -364,13 +354,9 @@ def entered(state: State, view: View) -> tuple[State, list[Action]]:
         left = Left(view.epoch, view.base_step, behind=not known, differs=view.base_step if differs else None)
         return replace(state, phase=Phase.OUT), [left]
     if behind or state.me in view.joining:
-        after = State(state.me, view, state.committed, state.digest, Phase.BEHIND, wish=_wish(view))
-        return after, [Follow(view.base_step)]
-    actions: list[Action] = []
-    if view.base_step > state.committed:
-        actions.append(Commit(view.base_step, view.digest))
-    actions.append(Retry(view.base_step + 1))
-    return begin(state.me, view), actions
+        return State(state.me, view, state.committed, state.digest, Phase.BEHIND, wish=_wish(view)), []
+    commits = view.base_step > state.committed
+    return begin(state.me, view), [Commit(view.base_step, view.digest)] if commits else []
 
 
 def _holds(state: State, step: int, digest: bytes) -> tuple[State, list[Action]]:

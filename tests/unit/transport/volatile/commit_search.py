@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from transport.volatile.protocol import commit
-from transport.volatile.protocol.commit import Action, Advance, Commit, Follow, Left, Message, Phase, Retry, Send, State
+from transport.volatile.protocol.commit import Action, Advance, Commit, Left, Message, Phase, Send, State
 from transport.volatile.protocol.view import DIGEST_BYTES, Member, View
 
 NOTHING = bytes(DIGEST_BYTES)
@@ -206,11 +206,6 @@ def _after(world: World, place: int, state: State, actions: list[Action]) -> Wor
                 if step:
                     commits.add((action.step, action.digest))
                 begun |= {(state.me, state.view.epoch, step + 1)} if state.me in state.view.workers else set()
-            case Retry():
-                assert action.step == step + 1
-                begun.add((state.me, state.view.epoch, action.step))
-            case Follow():
-                assert state.phase is Phase.BEHIND
             case Advance(view):
                 offers.add((place, view))
             case Left():
@@ -220,6 +215,8 @@ def _after(world: World, place: int, state: State, actions: list[Action]) -> Wor
                     assert _has_part(world, before), "the others have a result that this member's part is not in"
             case _:
                 raise AssertionError(f"{state.me} found results that differ")
+    if state.view != before.view and state.phase is Phase.REDUCING:
+        begun.add((state.me, state.view.epoch, state.committed + 1))
     under_way -= {one for one in under_way if one[0] == place and not _matters(one, states, world.crashed)}
     assert state.committed == step
     assert len({of for of, _ in commits}) == len(commits), "two results of one step were committed"
