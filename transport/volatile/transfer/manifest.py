@@ -80,7 +80,6 @@ class Manifest:
 class Absent:
     """A holder does not have it. `gone`: it had it, or will never have; else perhaps in a moment."""
 
-    head: int
     gone: bool
 
 
@@ -119,7 +118,7 @@ def read_answer(data: bytes, *, sender: str) -> Manifest | Absent:
     try:
         held = cbor.decode_map(data)
         if len(held) == 2:
-            return Absent(int(held[0]), held[1] is True)
+            return Absent(held[1] is True)
     except (KeyError, TypeError, ValueError, WireError) as error:
         raise PeerError(sender, f"its answer cannot be read: {error}") from error
     return Manifest.decode(data, sender=sender)
