@@ -6,7 +6,7 @@ Both are hashable and the same arithmetic on every rank, so that schedules are m
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from transport.collectives.codecs import Codec, encoded_bytes
 
@@ -81,10 +81,6 @@ class Problem:
     def takes_turns(self) -> bool:
         """Whether `turn` matters: a small tensor is reduced by one rank, where the plan has no weights."""
         return self.operation is Operation.ALLREDUCE and self.counts[0] <= self.small_elems
-
-    def of_rank(self, rank: int) -> Problem:
-        """The same problem as another rank has it, where `counts` are the same on all ranks."""
-        return replace(self, rank=rank)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ the schedule's. REDUCE computes ((x0 op x1) op x2) in the accumulator's type (fl
 once. MEAN adds; a step with the flag FINISH then divides by the number of ranks, before it rounds. So partial sums may
 be formed first.
 
-`encode` gives the bytes that a native executor takes, little-endian: the header HEADER, then all STEP, then all REGION,
+`encoded` is the bytes that a native executor takes, little-endian: the header HEADER, then all STEP, then all REGION,
 then the `after` numbers as uint32. Steps refer to their regions and `after` numbers by first index and count.
 """
 
@@ -122,17 +122,13 @@ class Schedule:
     after: Array
     scratch_bytes: int = 0
 
-    def encode(self) -> bytes:
+    @functools.cached_property
+    def encoded(self) -> bytes:
         """The form that is handed to a native executor; see the module."""
         header = np.array(
             [(MAGIC, len(self.steps), len(self.regions), len(self.after), self.scratch_bytes)], dtype=HEADER
         )
         return b"".join(part.tobytes() for part in (header, self.steps, self.regions, self.after))
-
-    @functools.cached_property
-    def encoded(self) -> bytes:
-        """`encode`, once."""
-        return self.encode()
 
     @functools.cached_property
     def rows(self) -> tuple[Step, ...]:

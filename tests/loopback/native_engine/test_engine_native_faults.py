@@ -272,7 +272,7 @@ def test_a_panic_in_what_carries_out_collectives_ends_the_engine_and_gives_the_t
         assert collectives is not None
         number = collectives.start(
             Collective(
-                schedule=builder.done().encode(),
+                schedule=builder.done().encoded,
                 buffers=[memoryview(lent)],
                 dtype="float32",
                 item_bytes=4,

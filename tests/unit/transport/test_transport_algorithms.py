@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -73,7 +74,7 @@ def plans(draw, name: str, size: int) -> Plan:
 
 
 def schedules(problem: Problem, plan: Plan) -> list[Schedule]:
-    return [schedule_of(problem.of_rank(rank), plan) for rank in range(problem.size)]
+    return [schedule_of(replace(problem, rank=rank), plan) for rank in range(problem.size)]
 
 
 def check_traffic(problem: Problem, plan: Plan, made: list[Schedule]) -> None:

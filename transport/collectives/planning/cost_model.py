@@ -166,7 +166,7 @@ def choose(problem: Problem, network: Network, *, forced: str = "") -> Choice:
     if problem.size != network.size:
         raise ValueError(f"a network of {network.size} ranks for a collective of {problem.size}")
     candidates = tuple(
-        _evaluate(problem, network, plan)
+        evaluate(problem, network, plan)
         for name, algorithm in ALGORITHMS[problem.operation].items()
         if (algorithm.encodes or problem.codec is Codec.NONE) and (plan := _plan(name, problem, network))
     )
@@ -213,12 +213,8 @@ def _has_sites(network: Network) -> bool:
     return 1 < len(network.site_up_bits_per_s) < network.size
 
 
-def predicted_s(problem: Problem, network: Network, plan: Plan) -> float:
-    """How long a plan takes on a network."""
-    return _evaluate(problem, network, plan).predicted_s
-
-
-def _evaluate(problem: Problem, network: Network, plan: Plan) -> Candidate:
+def evaluate(problem: Problem, network: Network, plan: Plan) -> Candidate:
+    """How long a plan takes on a network, and what takes longest."""
     traffic = ALGORITHMS[problem.operation][plan.algorithm].traffic(problem, plan)
     busy_s, bound = max(_busy(traffic, network, problem.codec))
     latency_s = _latency_s(traffic, network) + traffic.messages * MESSAGE_S
