@@ -56,7 +56,7 @@ class A2CiD2(Algorithm):
         check_count("every", every)
         self.every = every
         self._all = Fragment(self.parameters)
-        self._ahead = torch.zeros(self._all.elems)
+        self._ahead = torch.zeros_like(self._all.read())
         self._pace = gossip.Pace(kept=1.0, pull=0.5)
         self._is_new = False
         self._thread: ThreadPoolExecutor | None = None
@@ -198,7 +198,7 @@ class _Pairs:
 
     def average(self, own: torch.Tensor, *, is_new: bool) -> torch.Tensor:
         """The mean of all members' values. A member that is lost meanwhile may leave others with unequal ones."""
-        result = torch.zeros(0)
+        result = own[:0]
 
         def reduce(group: Group, view: View) -> None:
             nonlocal result
@@ -208,7 +208,7 @@ class _Pairs:
                     self._swap(group, partner, own, _Says.ENDS)
                 all_end = self._agree(group, view, is_new=is_new, ends=True)
             counts = float(not self._has_none(is_new))
-            sums = torch.cat([own * counts, torch.tensor([counts])])
+            sums = torch.cat([own * counts, own.new_tensor([counts])])
             group.allreduce(sums).wait()
             result = sums
             group.barrier().wait()  # who leaves before all have it ends what the others wait for
@@ -256,7 +256,7 @@ class _Pairs:
 
     def _swap(self, group: Group, partner: int, own: torch.Tensor, says: _Says) -> torch.Tensor | None:
         """Exchange with the partner of this event; the next one is to come."""
-        sent = torch.cat([own, torch.tensor([float(says)])])
+        sent = torch.cat([own, own.new_tensor([float(says)])])
         received = torch.empty_like(sent)
         began_s = time.monotonic()
         works = [group.send(sent, partner, self._event), group.recv(received, partner, self._event)]

@@ -43,7 +43,7 @@ Layout = tuple[tuple[int, torch.dtype], ...]
 
 def weighted(values: torch.Tensor, weight: float) -> list[torch.Tensor]:
     """What a member gives to a weighted mean. `values` are multiplied in place."""
-    return [values.mul_(weight), torch.tensor([weight], dtype=torch.float64)]
+    return [values.mul_(weight), torch.tensor([weight], dtype=torch.float64, device="cpu")]
 
 
 def weighted_layout(elems: int) -> Layout:
@@ -62,6 +62,8 @@ class Algorithm:
 
     Args:
         parameters: of the model, on any device, of float32 or 16-bit floats. What is exchanged is float32 on the host.
+            Those that require no gradient now are left alone, and never may. To train some of them later, freeze them
+            when this is made.
 
     Attributes:
         parameters: those of them that are trained.
@@ -73,7 +75,9 @@ class Algorithm:
     _counted = ""  # what `_made` counts
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        self.parameters = trainable(parameters, user=type(self).__name__)
+        given = list(parameters) if not isinstance(parameters, torch.nn.Module) else parameters
+        self.parameters = trainable(given, user=type(self).__name__)
+        self._frozen = [one for one in given if not one.requires_grad]
         self._gradient_bytes = sum(one.numel() * one.element_size() for one in self.parameters)
         self._inner = 0
         self._joined: VolatileGroup | None = None
@@ -134,10 +138,14 @@ class Algorithm:
         """
         if tokens < 1:
             raise MisuseError(f"a step learns from one token at least, not from {tokens}")
+        if any(one.requires_grad for one in self._frozen):
+            name = type(self).__name__
+            reason = f"required no gradient when this {name} was made, so it is exchanged with nobody"
+            raise MisuseError(f"a parameter that is trained {reason}: make it of parameters that all require one")
         self._before(tokens)
         try:
             yield
-        except Exception:
+        except BaseException:
             self._interrupted()
             raise
         self._inner += 1
@@ -360,7 +368,7 @@ class GlobalAlgorithm(Algorithm):
     def _receive(self, place: int, *, keep: bool) -> None:
         """Move a fragment of the model to its global values; to keep what it learned, only as far as they moved."""
         fragment, merged = self._fragments[place], self._global[place]
-        change = fragment.read() - fragment.rounded(self._held[place]) if keep else torch.zeros(())
+        change = fragment.read() - fragment.rounded(self._held[place]) if keep else 0.0
         fragment.write(merged + change)
         self._held[place] = merged
 

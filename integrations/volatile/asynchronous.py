@@ -247,8 +247,8 @@ class AsyncDiLoCo(GlobalAlgorithm):
     def _contribution(self, place: int, snapshot: _Snapshot | None) -> list[torch.Tensor]:
         """What this member adds to the sums of a merge; nothing without a snapshot."""
         fragment = self._fragments[place]
-        directions = torch.zeros(fragment.elems)
-        scalars = torch.zeros(_LENGTHS + len(fragment.parameters), dtype=torch.float64)
+        directions = torch.zeros(fragment.elems, dtype=torch.float32, device="cpu")
+        scalars = torch.zeros(_LENGTHS + len(fragment.parameters), dtype=torch.float64, device="cpu")
         scalars[_RATE], scalars[_MEMBERS], scalars[_ENDING] = self._steps_per_s(), 1.0, float(self._ending)
         if snapshot is not None:
             weight = snapshot.tokens * snapshot.tokens / snapshot.steps

@@ -34,8 +34,8 @@ class Fragment:
 
     def read_gradients(self) -> torch.Tensor:
         """The same of their gradients; zeros where a parameter has none."""
-        found = [torch.zeros(one.numel()) if one.grad is None else one.grad.reshape(-1) for one in self.parameters]
-        return torch.cat([one.to("cpu", torch.float32) for one in found])
+        found = [torch.zeros_like(one) if one.grad is None else _dense(one.grad) for one in self.parameters]
+        return torch.cat([one.detach().reshape(-1).to("cpu", torch.float32) for one in found])
 
     @torch.no_grad()
     def write(self, values: torch.Tensor) -> None:
@@ -50,10 +50,13 @@ class Fragment:
             parameter.add_(part.view_as(parameter).to(parameter.device))
 
     @torch.no_grad()
-    def write_gradients(self, values: torch.Tensor) -> None:
-        """Put `values` into the gradients; who had none has one then."""
-        for parameter, part in zip(self.parameters, self.split(values), strict=True):
-            if parameter.grad is None:
+    def write_gradients(self, values: torch.Tensor, *, has: Sequence[bool]) -> None:
+        """Put `values` into the gradients of those parameters that have one; the others have none then."""
+        for parameter, part, has_one in zip(self.parameters, self.split(values), has, strict=True):
+            if not has_one:
+                parameter.grad = None
+                continue
+            if parameter.grad is None or parameter.grad.is_sparse:
                 parameter.grad = torch.empty_like(parameter)
             parameter.grad.copy_(part.view_as(parameter))
 
@@ -83,6 +86,8 @@ def trainable(parameters: Iterable[torch.nn.Parameter], *, user: str) -> list[to
     given = list(parameters)
     if other := [one for one in given if not isinstance(one, torch.Tensor)]:
         raise MisuseError(f"{user} takes `model.parameters()`, and was given a {type(other[0]).__name__} in them")
+    if any(hasattr(one, "device_mesh") for one in given):
+        raise MisuseError(f"{user} trains whole parameters, and was given parts of them (DTensor, as FSDP makes them)")
     found = list(dict.fromkeys(one for one in given if one.requires_grad))
     wrong = [one for one in found if one.dtype not in DTYPES]
     if not found or wrong:
@@ -131,6 +136,10 @@ def balanced(sizes: Sequence[int], count: int) -> list[list[int]]:
         bins[least].append(place)
         filled[least] += sizes[place]
     return [sorted(one) for one in bins]
+
+
+def _dense(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.to_dense() if gradient.is_sparse else gradient
 
 
 def _sizes(parameters: Sequence[torch.nn.Parameter]) -> list[int]:

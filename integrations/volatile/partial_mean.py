@@ -1,9 +1,9 @@
 """Synchronous training with whoever is there: each step takes the mean gradient of the members that took part.
 
-It is what DDP does, but for three things. A lost member costs a retry of the step, not the run. Members may take
-batches of unequal sizes: each counts by the `tokens` of its step. A member that was late is left out of a step's mean.
-Its gradient counts in the next step, while it waits there for the others. Where the members change just then, or it
-only follows, it counts in none.
+It is what DDP does with `find_unused_parameters`, but for three things. A lost member costs a retry of the step, not
+the run. Members may take batches of unequal sizes: each counts by the `tokens` of its step. A member that was late is
+left out of a step's mean. Its gradient counts in the next step, while it waits there for the others. Where the members
+change just then, or it only follows, it counts in none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from hive_qos.errors import MisuseError
-from integrations.volatile.algorithm import Algorithm, Layout, weighted, weighted_layout, weighted_mean
+from integrations.volatile.algorithm import Algorithm, Layout, weighted, weighted_mean
 from integrations.volatile.fragments import Fragment
 
 
@@ -35,7 +35,9 @@ class PartialMean(Algorithm):
         parameters: of the model.
         optimizer: of the same parameters. A member that joins begins with the others' state of it, and repeats steps of
             theirs by its `step()` alone. So what else is done to gradients or the rate belongs into a hook of it
-            (`register_step_pre_hook`), such as clipping, or a step of a learning-rate scheduler.
+            (`register_step_pre_hook`), such as clipping, or a step of a learning-rate scheduler. It steps without a
+            closure, which would compute this member's own gradients again. `GradScaler`, which skips steps whose
+            gradients are not finite, is not supported: train in bfloat16.
         also: what those hooks use that has a state of its own (`state_dict`), such as the scheduler. All members have
             it alike, and who joins begins with the others'.
         compression: of the gradients: "int4", "int8", "bfloat16" or "" for none; what it leaves out is sent later.
@@ -52,30 +54,48 @@ class PartialMean(Algorithm):
         quorum: int = 0,
     ) -> None:
         super().__init__(parameters)
+        self._known = {*self.parameters, *self._frozen}
         self._optimizer, self._also = optimizer, list(also)
         self._steps_made = 0
         self._kept: list[Any] | None = None
         """What hooks change in a step of the caller's that is none: this member holds the others' state already."""
         self._steps = False
         """The optimiser has begun a step, and not ended it."""
-        optimizer.register_step_pre_hook(lambda *_: self._stepping(begins=True))
-        optimizer.register_step_post_hook(lambda *_: self._stepping(begins=False))
+        optimizer.register_step_pre_hook(self._step_begins)
+        optimizer.register_step_post_hook(self._step_ends)
         self.compression, self.quorum = compression, quorum
         self._all = Fragment(self.parameters)
         self._due: list[torch.Tensor] | None = None
         """The result of a step that the others have made, and that the optimiser here is about to."""
 
-    def _stepping(self, *, begins: bool) -> None:
-        self._steps = begins
-        if not begins:
-            self._due = None
-            self._steps_made += 1
+    def _step_begins(self, _optimizer: torch.optim.Optimizer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        within = self._due is not None or self._kept is not None
+        if within and (kwargs.get("closure") or any(map(callable, args[1:]))):  # after the optimizer itself
+            reason = "a closure computes this member's own gradients again, after PartialMean has averaged them"
+            raise MisuseError(f"{reason}: compute them before `algorithm.step()`, and step the optimizer without one")
+        self._steps = True
+
+    def _step_ends(self, *_: object) -> None:
+        self._steps, self._due = False, None
+        self._steps_made += 1
 
     def _before(self, tokens: int) -> None:
-        own = weighted(self._all.read_gradients(), tokens)
+        if any(one.requires_grad and one not in self._known for one in _parameters(self._optimizer)):
+            reason = "the optimizer has a parameter that PartialMean was not given, and would train it here alone"
+            raise MisuseError(f"{reason}: make both of the same parameters")
+        values, weight = weighted(self._all.read_gradients(), tokens)
+        own = [values, torch.cat([weight, weight.new_tensor([one.grad is not None for one in self.parameters])])]
         how: dict[str, Any] = {"quorum": self.quorum, "compression": self.compression, "feedback": "gradients"}
         result = [one.clone() for one in own]
-        self.last = self._group.all_reduce(result, **how)
+        try:
+            self.last = self._group.all_reduce(result, **how)
+        except MisuseError as error:
+            if values.isfinite().all():
+                raise
+            reason = (
+                "a gradient is not finite, and nothing of it was sent: train in bfloat16 or float32, at another rate"
+            )
+            raise MisuseError(reason) from error
         self._due = None if self.last.applied else result
         if self._due is not None and not self.last.contributed:
             try:
@@ -91,20 +111,25 @@ class PartialMean(Algorithm):
             rates = [{name: one[name] for name in one if name != "params"} for one in self._optimizer.param_groups]
             self._kept = copy.deepcopy([rates, [one.state_dict() for one in self._also], self._steps_made])
         else:
-            self._all.write_gradients(weighted_mean(self._due))
+            self._write_mean(self._due)
 
     def _make_due_step(self) -> None:
         if self._due is not None:
             due, self._due = self._due, None
             self._apply(due)
 
+    def _write_mean(self, result: Sequence[torch.Tensor]) -> None:
+        """The mean of the gradients; where no member has one of a parameter, it has none here either."""
+        values, said = result
+        self._all.write_gradients(weighted_mean([values, said[:1]]), has=(said[1:] > 0).tolist())
+
     def _result_layout(self) -> Layout:
-        return weighted_layout(self._all.elems)
+        return (self._all.elems, torch.float32), (1 + len(self.parameters), torch.float64)
 
     def _apply(self, result: Sequence[torch.Tensor]) -> None:
         """A step that the others have made, as this member catches up."""
         self._make_due_step()
-        self._all.write_gradients(weighted_mean(result))
+        self._write_mean(result)
         self._optimizer.step()
         self._all.clear_gradients()  # a caller's next ones would be added to them
 
@@ -180,6 +205,10 @@ class PartialMean(Algorithm):
 
     def _state_bytes(self) -> bytes | None:
         return None if self._due is not None else super()._state_bytes()
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
+    return (one for group in optimizer.param_groups for one in group["params"])
 
 
 def _on_host(state: Any) -> Any:

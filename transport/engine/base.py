@@ -392,7 +392,8 @@ class Engine(abc.ABC):
     def post(self, peer: str, key: MatchKey, buffer: Buffer | None) -> int:
         """Take the next message with this key from this peer, into `buffer`, or into memory of the engine (None).
 
-        A message that is longer than the buffer, or without one than `unexpected_bytes_max`, fails the operation with `PeerError` and is discarded.
+        A message that is longer than the buffer, or without one than `unexpected_bytes_max`, fails the operation with
+        `PeerError` and is discarded.
 
         Args:
             key: within the types and bounds of a header's fields.

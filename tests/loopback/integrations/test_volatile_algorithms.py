@@ -12,6 +12,7 @@ from patience import wait_until
 from volatile_members import (
     SETTINGS,
     adamw,
+    batch,
     flat,
     in_threads,
     learn,
@@ -573,3 +574,62 @@ def test_an_algorithm_joins_once_at_a_time() -> None:
         assert algorithm._joined is group
     with algorithm.join(register(), name="one", settings=SETTINGS):
         pass
+
+
+EVERY: dict[str, Callable[..., Algorithm]] = {
+    "LocalSGD": lambda network, inner: LocalSGD(network.parameters(), every=2),
+    "DiLoCo": lambda network, inner: DiLoCo(network.parameters(), every=2),
+    "StreamingDiLoCo": lambda network, inner: StreamingDiLoCo(network.parameters(), every=2, fragments=2, overlap=0),
+    "AsyncDiLoCo": lambda network, inner: AsyncDiLoCo(network.parameters(), every=2, fragments=2),
+    "A2CiD2": lambda network, inner: A2CiD2(network.parameters()),
+    "PartialMean": lambda network, inner: PartialMean(network.parameters(), optimizer=inner),
+}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_other_defaults_of_torch_change_nothing(name: str) -> None:
+    where, networks = register(), [model() for _ in range(2)]
+    batches = [[batch(number * 2 + rank) for number in range(6)] for rank in range(2)]
+    usual = torch.get_default_dtype()
+
+    def run(rank: int) -> None:
+        network = networks[rank]
+        inner = sgd(network)
+        with torch.device("meta"):  # as torch.set_default_device, but for this thread
+            algorithm = EVERY[name](network, inner)
+            with algorithm.join(where, name=f"member-{rank}", members_min=2, settings=SETTINGS):
+                for inputs, targets in batches[rank]:
+                    inner.zero_grad()
+                    torch.nn.functional.mse_loss(network(inputs), targets).backward()
+                    with algorithm.step():
+                        inner.step()
+                algorithm.finish()
+
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        in_threads(2, run)
+    finally:
+        torch.set_default_dtype(usual)
+    assert torch.equal(flat(networks[0]), flat(networks[1]))
+    assert not torch.equal(flat(networks[0]), flat(model()))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_parameter_that_is_trained_later_is_told(name: str) -> None:
+    network = model()
+    network[0].requires_grad_(False)
+    inner = sgd(network)
+    algorithm = EVERY[name](network, inner)
+    with algorithm.join(register(), name="member", settings=SETTINGS):
+        step_once(network, inner, algorithm)
+        network[0].requires_grad_(True)
+        learn(network, inner, 1)
+        with pytest.raises(MisuseError, match=f"required no gradient when this {name} was made"), algorithm.step():
+            inner.step()
+
+
+def test_parameters_that_are_parts_of_others_are_refused() -> None:
+    part = torch.nn.Parameter(torch.zeros(3))
+    part.device_mesh = object()  # type: ignore[attr-defined]
+    with pytest.raises(MisuseError, match="DTensor, as FSDP makes them"):
+        LocalSGD([part])

@@ -25,7 +25,7 @@ from volatile_members import (
     train_on_unequal_batches,
 )
 
-from hive_qos.errors import PeerError
+from hive_qos.errors import MisuseError, PeerError
 from integrations.volatile import PartialMean
 from transport.collectives.problem import SMALL_BYTES
 from transport.volatile.group import VolatileGroup
@@ -123,7 +123,8 @@ def test_a_member_that_is_always_slower_counts_in_the_next_steps_and_holds_what_
 
         def step() -> None:
             """The slow member's gradients are ones, the others' zeros."""
-            algorithm._all.write_gradients(torch.full((algorithm._all.elems,), float(rank == 2)))
+            values = torch.full((algorithm._all.elems,), float(rank == 2))
+            algorithm._all.write_gradients(values, has=[True] * len(algorithm.parameters))
             with algorithm.step():
                 inners[rank].step()
             last = algorithm.last
@@ -271,3 +272,80 @@ def test_who_joins_with_another_torch_or_a_newer_checkpoint_is_refused(kind: typ
             step_until(ended, lambda: step_once(network, inner, algorithm), pause_s=0.02)
 
     in_threads(SIZE, run)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "lbfgs"])
+def test_an_optimizer_that_is_given_a_closure_is_told_and_members_stay_alike(optimizer: str) -> None:
+    where, networks, ended = register(), [model() for _ in range(SIZE)], threading.Barrier(SIZE)
+
+    def run(rank: int) -> None:
+        network = networks[rank]
+        inner = sgd(network) if optimizer == "sgd" else torch.optim.LBFGS(network.parameters(), lr=0.1)
+        algorithm = PartialMean(network.parameters(), optimizer=inner)
+
+        def closure() -> float:
+            inputs, targets = batch(rank)
+            inner.zero_grad()
+            loss = torch.nn.functional.mse_loss(network(inputs), targets)
+            loss.backward()
+            return loss.item()
+
+        with algorithm.join(where, name=f"member-{rank}", members_min=SIZE, settings=SETTINGS):
+            closure()
+            with pytest.raises(MisuseError, match="step the optimizer without one"), algorithm.step():
+                inner.step(closure)
+            ended.wait(60.0)
+
+    in_threads(SIZE, run)
+    assert torch.equal(flat(networks[0]), flat(networks[1]))
+    assert torch.equal(flat(networks[0]), flat(model())) == (optimizer == "lbfgs"), (
+        "the others' step is made all the same"
+    )
+
+
+def test_what_no_member_has_a_gradient_of_is_left_alone_and_what_one_has_is_not() -> None:
+    where, networks = register(), [model() for _ in range(SIZE)]
+
+    def run(rank: int) -> None:
+        network = networks[rank]
+        inner = torch.optim.AdamW(network.parameters(), lr=0.1, weight_decay=0.5)
+        algorithm = PartialMean(network.parameters(), optimizer=inner)
+        _, unused, _, of_one = network.parameters()
+        with algorithm.join(where, name=f"member-{rank}", members_min=SIZE, settings=SETTINGS):
+            for number in range(3):
+                learn(network, inner, number * SIZE + rank)
+                unused.grad = None
+                if rank == 0:
+                    of_one.grad = None
+                with algorithm.step():
+                    inner.step()
+
+    in_threads(SIZE, run)
+    assert torch.equal(flat(networks[0]), flat(networks[1]))
+    same = [
+        torch.equal(one, before) for one, before in zip(networks[0].parameters(), model().parameters(), strict=True)
+    ]
+    assert same == [False, True, False, False]
+
+
+def test_a_gradient_that_is_not_finite_is_told_with_what_to_do() -> None:
+    network = model()
+    inner = sgd(network)
+    algorithm = PartialMean(network.parameters(), optimizer=inner)
+    with algorithm.join(register(), name="member", settings=SETTINGS):
+        learn(network, inner, 0)
+        for one in network.parameters():
+            one.grad = torch.full_like(one, torch.inf)
+        with pytest.raises(MisuseError, match=r"a gradient is not finite.*train in bfloat16"), algorithm.step():
+            inner.step()
+
+
+def test_a_parameter_of_the_optimizers_that_was_not_given_is_told() -> None:
+    network, more = model(), torch.nn.Linear(3, 3)
+    inner = sgd(network)
+    algorithm = PartialMean(network.parameters(), optimizer=inner)
+    with algorithm.join(register(), name="member", settings=SETTINGS):
+        inner.add_param_group({"params": list(more.parameters())})
+        learn(network, inner, 0)
+        with pytest.raises(MisuseError, match="make both of the same parameters"), algorithm.step():
+            inner.step()

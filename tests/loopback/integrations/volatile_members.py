@@ -21,7 +21,7 @@ def register() -> Register:
     return Register(MemoryStore(), job="j", secret=b"0123456789abcdef")
 
 
-def model(width: int = 32) -> torch.nn.Module:
+def model(width: int = 32) -> torch.nn.Sequential:
     torch.manual_seed(1)
     return torch.nn.Sequential(torch.nn.Linear(16, width), torch.nn.ReLU(), torch.nn.Linear(width, 1))
 

@@ -202,7 +202,7 @@ def _plan(name: str, problem: Problem, network: Network) -> Plan | None:
         return Plan(name, weights=weights) if weights else None
     if name == "two_level":  # a site's sum is kept in the tensor's dtype
         return Plan(name, sites=network.sites) if _has_sites(network) and not problem.narrow else None
-    if name == "doubling":  # all that it gathers is copied at once, and by the engine's thread, which sends nothing then
+    if name == "doubling":  # it copies what it gathers in one go, and the engine's thread sends nothing then
         gathered = sum(problem.receive_counts) or network.size * sum(problem.counts)
         return Plan(name) if gathered <= problem.chunk_elems else None
     return Plan(name)

@@ -77,8 +77,11 @@ def test_a_parameter_without_a_gradient_counts_as_one_of_zeros() -> None:
     gradients = fragment.read_gradients()
     assert gradients[:64].any()
     assert not gradients[72:].any()
-    fragment.write_gradients(gradients + 1.0)
+    has = [True] * len(fragment.parameters)
+    fragment.write_gradients(gradients + 1.0, has=has)
     assert torch.equal(fragment.read_gradients(), gradients + 1.0)
+    fragment.write_gradients(gradients + 1.0, has=[False, *has[1:]])
+    assert fragment.parameters[0].grad is None
 
 
 ALGORITHMS = {

@@ -21,10 +21,10 @@ def parameter() -> torch.nn.Parameter:
     return torch.nn.Parameter(torch.ones(ELEMS))
 
 
-def take(algorithm: Algorithm, *tensors: list[float], weight: float | None = None) -> None:
-    """A step's result, with the mean of weights where there is one."""
+def take(algorithm: Algorithm, *tensors: list[float], weight: float | list[float] | None = None) -> None:
+    """A step's result, with the mean of weights where there is one, and of what else is said."""
     data = [memoryview(np.asarray(one, np.float32).tobytes()) for one in tensors]
-    weights = [] if weight is None else [memoryview(np.float64(weight).tobytes())]
+    weights = [] if weight is None else [memoryview(np.asarray(weight, np.float64).tobytes())]
     algorithm._take_result(1, [*data, *weights])
 
 
@@ -41,7 +41,10 @@ def test_results_of_diloco_are_means_and_those_of_streaming_gradients() -> None:
 
 def test_a_result_of_a_partial_mean_is_a_gradient_that_the_optimiser_steps_with() -> None:
     trained = parameter()
-    take(PartialMean([trained], optimizer=torch.optim.SGD([trained], lr=0.5)), [6.0] * ELEMS, weight=3.0)
+    member = PartialMean([trained], optimizer=torch.optim.SGD([trained], lr=0.5, weight_decay=0.5))
+    take(member, [0.0] * ELEMS, weight=[3.0, 0.0])
+    assert trained.tolist() == [1.0] * ELEMS, "nobody had a gradient"
+    take(member, [4.5] * ELEMS, weight=[3.0, 1.0])
     assert trained.tolist() == [0.0] * ELEMS
 
 
@@ -64,7 +67,7 @@ def test_a_step_that_a_program_makes_on_the_group_by_itself_changes_nothing() ->
 
 def test_no_gradient_is_left_of_a_step_that_a_member_repeats() -> None:
     trained = parameter()
-    take(PartialMean([trained], optimizer=torch.optim.SGD([trained], lr=0.5)), [2.0] * ELEMS, weight=1.0)
+    take(PartialMean([trained], optimizer=torch.optim.SGD([trained], lr=0.5)), [2.0] * ELEMS, weight=[1.0, 1.0])
     trained.sum().backward()  # as a loop has it that clears gradients behind its step
     assert trained.grad is not None
     assert trained.grad.tolist() == [1.0] * ELEMS
@@ -74,7 +77,7 @@ def test_what_a_hook_of_the_optimiser_does_is_done_in_steps_that_a_member_repeat
     trained = parameter()
     optimizer = torch.optim.SGD([trained], lr=1.0)
     optimizer.register_step_pre_hook(lambda *_: torch.nn.utils.clip_grad_value_([trained], 0.5))
-    take(PartialMean([trained], optimizer=optimizer), [2.0] * ELEMS, weight=1.0)
+    take(PartialMean([trained], optimizer=optimizer), [2.0] * ELEMS, weight=[1.0, 1.0])
     assert trained.tolist() == [0.5] * ELEMS
 
 
