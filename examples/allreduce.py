@@ -16,7 +16,7 @@ import sys
 import numpy as np
 
 import transport
-from hive_qos.errors import ConfigurationError, MisuseError
+from hive_qos.errors import ConfigurationError, HiveError, MisuseError
 
 
 async def run(rank: int, world_size: int, directory: str) -> None:
@@ -41,6 +41,8 @@ def main() -> None:
         asyncio.run(run(options.rank, options.world_size, options.meet))
     except (ConfigurationError, MisuseError) as error:  # the directory was used; no such rank
         parser.error(str(error))
+    except HiveError as error:
+        sys.exit(str(error))
     except KeyboardInterrupt:
         sys.exit(130)
 

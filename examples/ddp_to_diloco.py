@@ -26,10 +26,10 @@ def main() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
-    rank, host, port = (os.environ[name] for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"))
+    rank, size, host, port = (os.environ[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
     store = TCPStore(host, int(port))  # dist.init_process_group("hive")
     algorithm = DiLoCo(model.parameters(), every=20)  # model = DistributedDataParallel(model)
-    with algorithm.join(torch_register(store), name=f"rank-{rank}"):  # (new)
+    with algorithm.join(torch_register(store), name=f"rank-{rank}", members_min=int(size)) as group:  # (new)
         torch.manual_seed(int(rank))
         for step in range(200):
             inputs = torch.randn(32, 64)
@@ -39,7 +39,9 @@ def main() -> None:
             with algorithm.step():  # (new)
                 optimizer.step()
             if step % 20 == 19:
-                print(f"rank {rank}, step {step + 1}: loss {loss.item():.3f}", flush=True)
+                group.members_min = 1  # all began together; from here on the others go on without one that is lost
+                count = len(group.view.members)
+                print(f"rank {rank}, meeting {group.step} of {count}: loss {loss.item():.3f}", flush=True)
 
 
 if __name__ == "__main__":

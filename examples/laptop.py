@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import sys
 import time
 
 import torch
 
-from hive_qos.errors import ConfigurationError
+from hive_qos.errors import ConfigurationError, HiveError
 from integrations.volatile import AsyncDiLoCo, torch_register
 
 BATCH = 32
@@ -36,6 +37,8 @@ def main() -> None:
             train(arguments.store, arguments.name, until_s=until_s, leave_at=arguments.leave_at)
         except ConfigurationError as error:
             parser.error(str(error))
+        except HiveError as error:
+            sys.exit(str(error))
 
 
 def train(store: str, name: str, *, until_s: float, leave_at: str) -> None:

@@ -10,13 +10,14 @@ certificates (docs/reference/transport.md), so that nobody else can pretend to b
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import time
 
 import numpy as np
 
 import transport
-from hive_qos.errors import ConfigurationError
+from hive_qos.errors import ConfigurationError, HiveError
 
 MIB = 2**20
 
@@ -32,14 +33,14 @@ def main() -> None:
         parser.error(f"--mib is {options.mib:g}: send more than nothing")
     try:
         rendezvous = transport.TcpRendezvous(options.meet, serve=options.rank == 0)
-    except ConfigurationError as error:  # not an address, or rank 0 cannot have it
-        parser.error(f"--meet: {error}")
-    try:
-        exchange(rendezvous, options.rank, elems=max(1, int(options.mib * MIB / 4)))
+        with contextlib.closing(rendezvous):
+            exchange(rendezvous, options.rank, elems=max(1, int(options.mib * MIB / 4)))
+    except ConfigurationError as error:  # no address, or rank 0 cannot have it, or what the environment says
+        parser.error(str(error))
+    except HiveError as error:  # such as that the other did not come
+        sys.exit(str(error))
     except KeyboardInterrupt:
         sys.exit(130)
-    finally:
-        rendezvous.close()
 
 
 def exchange(rendezvous: transport.TcpRendezvous, rank: int, *, elems: int) -> None:

@@ -13,10 +13,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import signal
+import sys
 
 import torch
 
-from hive_qos.errors import ConfigurationError
+from hive_qos.errors import ConfigurationError, HiveError
 from integrations.volatile import DiLoCo, serve_register, torch_register
 
 
@@ -36,11 +37,13 @@ def main() -> None:
                 train(arguments.store, arguments.name, members=arguments.members, meetings=arguments.meetings)
         except ConfigurationError as error:
             parser.error(str(error))
+        except HiveError as error:
+            sys.exit(str(error))
 
 
 def serve(address: str) -> None:
     store = serve_register(address)
-    print(f"the register listens at port {store.port}, until Ctrl-C", flush=True)
+    print(f"the register listens at port {store.port} of all addresses here, until Ctrl-C", flush=True)
     signal.pause()
 
 

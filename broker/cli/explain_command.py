@@ -232,7 +232,12 @@ def _table(choices: Sequence[Mapping[str, Any]]) -> Any:
     collective = choices[-1]
     measured_s = {one["algorithm"]: one["measured_s"] for one in choices if one.get("measured_s") is not None}
     table = Table(box=None, pad_edge=False)
-    for title, justify in (("algorithm", "left"), ("predicted", "right"), ("measured", "right"), ("bound by", "left")):
+    for title, justify in (
+        ("algorithm", "left"),
+        ("predicted", "right"),
+        ("measured", "right"),
+        ("bound by", "left"),
+    ):
         table.add_column(title, justify=justify)  # type: ignore[arg-type]
     for one in collective.get("candidates", []):
         taken = one["algorithm"] == collective["algorithm"]
@@ -249,7 +254,8 @@ def _table(choices: Sequence[Mapping[str, Any]]) -> Any:
     codec = collective.get("compression", "none")
     what = format_size(collective["bytes"]) + ("" if codec == "none" else f" as {codec}")
     title = f"{collective['operation']} of {what}{times}: {collective['reason']}"
-    return Group(Text(printable(title)), table, Text())
+    waits = [Text("  measured with the wait for late ranks, see `hive-qos job`")] if measured_s else []
+    return Group(Text(printable(title)), table, *waits, Text())
 
 
 def _parameters(candidate: Mapping[str, Any]) -> str:

@@ -91,14 +91,19 @@ def torch_register(store: Store | str, *, settings: Settings | None = None) -> R
 
 
 def serve_register(address: str) -> TCPStore:
-    """Be the store at "host:port", on all addresses of this host, for as long as what this returns is kept.
+    """Be the store at "host:port" for as long as what this returns is kept. torch's listens on all addresses.
 
     Raises:
-        ConfigurationError: that is no address, or its port is taken.
+        ConfigurationError: that is no address of this host, or its port is taken.
     """
     host, port = host_and_port("register", address)
     try:
+        with socket.create_server((host, 0), family=socket.getaddrinfo(host, None)[0][0]):
+            pass  # torch would wait for a store at another host's address without a word
         return TCPStore(host, port, is_master=True, wait_for_workers=False)
+    except OSError as error:
+        reason = f"it cannot be served: {host} is no address of this host; write 0.0.0.0:{port}"
+        raise ConfigurationError("register", address, reason) from error
     except RuntimeError as error:
         raise ConfigurationError("register", address, f"it cannot be served: {_first_line(error)}") from error
 

@@ -79,8 +79,8 @@ def own_identity(settings: Settings, rank: int) -> Identity:
 @functools.cache
 def _say_once() -> None:
     _log.warning(
-        "peers are trusted by what the rendezvous says of them; HIVE_JOB_SECRET, or HIVE_CA, HIVE_CERT and HIVE_KEY, "
-        "would authenticate them"
+        "hive-qos: peers are trusted by what the rendezvous says of them; HIVE_JOB_SECRET, or HIVE_CA, HIVE_CERT and "
+        "HIVE_KEY, would authenticate them"
     )
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import hmac
+import logging
+import math
 import os
 import resource
 import secrets
@@ -166,6 +168,8 @@ def _check_ours(path: Path, found: os.stat_result) -> None:
 # by a client of other 16 bytes).
 _REQUEST = struct.Struct(f"!cHI{TOKEN_BYTES}s")
 _ANSWER = struct.Struct("!cI")
+_log = logging.getLogger("transport.bootstrap.rendezvous")
+WARN_S = 3.0
 
 
 def host_and_port(key: str, address: str, *, host: str = "", port_min: int = 1) -> tuple[str, int]:
@@ -201,6 +205,7 @@ class TcpRendezvous:
     def __init__(self, address: str, *, serve: bool) -> None:
         self.host, self.port = host_and_port("rendezvous", address, host="127.0.0.1", port_min=0 if serve else 1)
         self._reached = False
+        self._warn_s: float | None = None
         self._refused_since_s: float | None = None
         self._token = os.urandom(TOKEN_BYTES)
         self._server: _Server | None = None
@@ -254,11 +259,23 @@ class TcpRendezvous:
                         raise TransportError(f"the rendezvous at {self.host}:{self.port} answered {length} bytes")
                     return _read_exactly(sock, length)
             except OSError as error:
+                if isinstance(error, socket.gaierror) and error.errno != socket.EAI_AGAIN:
+                    where = f"{self.host}:{self.port}"
+                    raise ConfigurationError("rendezvous", where, f"no such host: {error.strerror}") from error
                 if isinstance(error, ConnectionRefusedError):
                     self._check_not_gone()
+                self._warn(error)
                 if time.monotonic() >= give_up_s:
                     raise TimedOutError(f"rendezvous at {self.host}:{self.port} ({error})", timeout_s=0.0) from error
                 time.sleep(POLL_S * 5)
+
+    def _warn(self, error: OSError) -> None:
+        """Say once what is waited for, where that is longer than ranks start apart."""
+        now_s = time.monotonic()
+        self._warn_s = now_s + WARN_S if self._warn_s is None else self._warn_s
+        if now_s >= self._warn_s:
+            _log.warning("hive-qos: waiting for rank 0 at %s:%d: %s", self.host, self.port, error)
+            self._warn_s = math.inf
 
     def _check_not_gone(self) -> None:
         """Nobody listens there (a host that does not answer is another matter). Before rank 0 starts that is usual."""

@@ -466,7 +466,7 @@ class Control:
         _log.info("epoch %d after step %d: %s", view.epoch, view.base_step, view.described())
         self._end_steps()
         for one in sorted(set(before.members) - set(view.members) - {self.member}) if before is not None else ():
-            reason = self.links.present.why_lost(one) or "others say that it is gone"
+            reason = self.links.present.why_lost(one) or "it has left, or others have lost it"
             _log.warning("epoch %d goes on without %s: %s", view.epoch, one, reason)
         if not self.links.switch(view.mesh):
             self.fail(EvictedError(f"epoch {view.epoch} has connections that {self.member} has not made"))

@@ -70,7 +70,7 @@ def tapes(
 def _told(epoch: TapedEpoch) -> str:
     """A view in words."""
     told = [f"{epoch.members} members"]
-    for who, what in ((epoch.left, "left"), (epoch.came, "came"), (epoch.learning, "learning")):
+    for who, what in ((epoch.left, "gone"), (epoch.came, "came"), (epoch.learning, "learning")):
         if who:
             told.append(f"{few([one.name for one in who], at_most=NAMES_MAX)} {what}")
     if not epoch.last_step:

@@ -59,7 +59,7 @@ def test_an_address_that_is_none_is_refused_in_a_line_of_usage():
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
-    assert "error: --meet: [configuration] rendezvous = 'nonsense': write \"host:port\"" in done.stderr
+    assert "error: [configuration] rendezvous = 'nonsense': write \"host:port\"" in done.stderr
 
 
 def test_the_allreduce_example_takes_the_mean(tmp_path):

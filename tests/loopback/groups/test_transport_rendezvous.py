@@ -210,9 +210,23 @@ def test_a_second_job_on_one_port_is_told_so_on_every_rank_and_the_first_goes_on
     first.close()
 
 
-def test_who_cannot_reach_the_store_names_it_and_not_rank_0() -> None:
-    store = TcpRendezvous("nosuch.invalid:9", serve=False)
-    with pytest.raises(TimedOutError, match=r"connecting: rendezvous at nosuch.invalid:9 \("):
+@pytest.mark.parametrize(
+    ("failure", "error", "said"),
+    [
+        (ConnectionRefusedError(), TimedOutError, r"connecting: rendezvous at store.example:9 \("),
+        (socket.gaierror(socket.EAI_AGAIN, "later"), TimedOutError, r"rendezvous at store.example:9 \(.*later"),
+        (socket.gaierror(socket.EAI_NONAME, "unknown"), ConfigurationError, "store.example:9': no such host: unknown"),
+    ],
+)
+def test_who_cannot_reach_the_store_names_it_and_not_rank_0(
+    monkeypatch: pytest.MonkeyPatch, failure: OSError, error: type[Exception], said: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(socket, "create_connection", fail)
+    store = TcpRendezvous("store.example:9", serve=False)
+    with pytest.raises(error, match=said):
         Group.connect(
             store, rank=1, world_size=2, settings=Settings(listen="127.0.0.1", broker="off"), connect_timeout_s=1.0
         )

@@ -48,7 +48,7 @@ def test_compression_that_saves_no_time_is_taken_and_said_to():
 
 
 def test_an_algorithm_can_be_forced():
-    (collective,) = explained("all_gather", "--bytes", "1 MiB", "--algorithm", "doubling")["collectives"]
+    (collective,) = explained("all_gather", "--bytes", "64 KiB", "--algorithm", "doubling")["collectives"]
     assert (collective["algorithm"], collective["reason"]) == ("doubling", "forced")
 
 
