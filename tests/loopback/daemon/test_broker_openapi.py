@@ -21,7 +21,7 @@ from broker.api.documents.openapi import description
 
 OPERATIONS = [(path, method) for path, methods in description()["paths"].items() for method in methods]
 EXAMPLES = 40
-LEFT_OUT: dict[str, list[Any]] = dict.fromkeys(("/v1/set", "/v1/unset"), [positive_data_acceptance])
+LEFT_OUT: dict[str, list[Any]] = {path: [positive_data_acceptance] for path in ("/v1/set", "/v1/unset")}
 """Which values fit depends on the configuration and on what is set, which no schema of a request knows."""
 
 
