@@ -205,9 +205,9 @@ class Egress:
         return self._build(interface, wanted, prior, notes=_prior_notes(interface, prior))
 
     def _journalled(self, interface: str) -> PriorQdisc | None:
-        """What was there before a tree of ours that went while no broker ran."""
+        """What was there before a tree of ours that went while no broker ran; a start of the machine ends that, too."""
         try:
-            return self._journal.read(interface)
+            return self._journal.read_of_this_boot(interface)
         except (ShapingError, OSError):
             return None
 

@@ -47,6 +47,7 @@ class Journal:
             "handle_major": prior.handle_major,
             "options": dict(prior.options),
             "nested": prior.nested,
+            "boot": _boot(),
         }
         self._write(_QDISC, interface, entry)
 
@@ -57,6 +58,15 @@ class Journal:
             ShapingError: there is a file, but not one of ours; somebody has to look at it.
         """
         return self._read(_QDISC, interface, _prior_of, "restore the qdisc")
+
+    def read_of_this_boot(self, interface: str) -> PriorQdisc | None:
+        """The entry, where the machine has not been started again since. Errors as of `read`."""
+        boot = _boot()
+
+        def parse(entry: dict[str, Any]) -> PriorQdisc | None:
+            return _prior_of(entry) if boot and entry.get("boot") == boot else None
+
+        return self._read(_QDISC, interface, parse, "restore the qdisc")
 
     def forget(self, interface: str) -> None:
         """Remove the entry, and that of the line. Harmless when there is none."""
@@ -161,6 +171,14 @@ class Journal:
         if not _NAME.fullmatch(interface) or interface in (".", ".."):
             raise ValueError(f"{interface!r} is not the name of an interface")
         return self.directory / f"{kind}-{interface}.json"
+
+
+def _boot() -> str:
+    """Which start of the machine this is; "" where the kernel does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
 
 
 def _device_of(entry: dict[str, Any]) -> str:

@@ -19,9 +19,9 @@ for tool in mmdebstrap buildah; do
 done
 shopt -s nullglob
 machine=$(uname -m)
-found=("$wheels"/hive_qos-*manylinux*_"$machine".whl "$wheels"/hive_qos-*-any.whl)
-[[ ${#found[@]} -gt 0 ]] || { say "no wheel of hive-qos in $wheels; run make wheel" >&2; exit 1; }
 version=$("$python" -c 'import hive_qos; print(hive_qos.__version__)')
+found=("$wheels"/hive_qos-"$version"-*manylinux*_"$machine".whl "$wheels"/hive_qos-"$version"-*-any.whl)
+[[ ${#found[@]} -gt 0 ]] || { say "no wheel of hive-qos $version in $wheels; run make wheel" >&2; exit 1; }
 
 rm -rf "$root"
 mkdir -p "$image"

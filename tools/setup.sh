@@ -34,6 +34,11 @@ fi
 reachable() { setpriv --reuid=65534 --regid=65534 --clear-groups sh -c 'exec "$0" -c "import sys"' "$1" 2>/dev/null; }
 recent() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
 
+if [[ $EUID -eq 0 ]] && ! setpriv --reuid=65534 --regid=65534 --clear-groups test -r "$PWD/Makefile"; then
+  say "ordinary users cannot read $PWD, and the demo and the lab's tests run programs from it as one;" >&2
+  say "put the checkout below /opt or /srv, or make its folders readable for all" >&2
+  exit 1
+fi
 real=$("$python" -c 'import os, sys; print(os.path.realpath(sys.executable))')
 if [[ $EUID -eq 0 ]] && ! reachable "$real"; then
   if [[ -x /usr/bin/python3 ]] && recent /usr/bin/python3; then
@@ -80,9 +85,9 @@ then
   say "using the torch that is installed for $python"
   site=(--system-site-packages)
 fi
-if [[ ! -x $venv/bin/python ]]; then
+if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then # none, or one whose making was interrupted
   say "making the virtual environment $venv"
-  "$python" -m venv "${site[@]}" "$venv"
+  "$python" -m venv --clear "${site[@]}" "$venv"
 fi
 # The crate is built while pip brings in the packages: each takes a minute. With what setup.py says to cargo, so that pip
 # then finds it done, or waits for it; whatever is wrong with it pip's own turn tells.

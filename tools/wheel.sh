@@ -15,12 +15,21 @@ raw=$(mktemp -d)
 trap 'rm -rf "$raw"' EXIT
 
 fail() { echo "wheel: $*" >&2; exit 1; }
-build() { "$tools/bin/python" -m pip wheel -q --disable-pip-version-check --no-deps -w "$raw" .; }
+build() {
+  rm -rf build/lib build/lib.* build/bdist.* # setuptools would pack what an earlier commit had
+  "$tools/bin/python" -m pip wheel -q --disable-pip-version-check --no-deps -w "$raw" .
+}
+put() { # the wheel, instead of those of other versions for the same machines: these, into the directory
+  local wheel=$1
+  shift
+  mkdir -p "$directory"
+  rm -f "$@"
+  mv "$wheel" "$directory"
+}
 
 pure() {
   HIVE_NATIVE_BUILD=off build
-  mkdir -p "$directory"
-  mv "$raw"/*-py3-none-any.whl "$directory"
+  put "$raw"/*-py3-none-any.whl "$directory"/hive_qos-*-py3-none-any.whl
   bash tools/wheel_check.sh "$python" "$directory"/*-py3-none-any.whl aioquic
 }
 
@@ -38,7 +47,8 @@ native() {
   # machine's strip knows this machine's programs alone. The wheel is named for where it runs, not for where it is built.
   PATH="$PWD/$tools/bin:$PATH" CARGO_ZIGBUILD_ZIG_PATH=$zig CARGO_PROFILE_RELEASE_STRIP=symbols \
     HIVE_NATIVE_BUILD=required HIVE_NATIVE_TARGET="$target.$glibc" _PYTHON_HOST_PLATFORM="linux-$machine" build
-  PATH="$PWD/$tools/bin:$PATH" "$tools/bin/auditwheel" repair -w "$directory" "$raw"/*_"$machine".whl
+  PATH="$PWD/$tools/bin:$PATH" "$tools/bin/auditwheel" repair -w "$raw/repaired" "$raw"/*_"$machine".whl
+  put "$raw"/repaired/*.whl "$directory"/hive_qos-*manylinux*_"$machine".whl
   rm "$raw"/*.whl
   if [[ $machine == "$(uname -m)" ]]; then
     bash tools/wheel_check.sh "$python" "$directory"/*manylinux*_"$machine".whl native

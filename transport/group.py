@@ -163,7 +163,8 @@ class Group:
     ) -> Group:
         """`connect`, without blocking the event loop: `async with await Group.connect_async(...) as group`.
 
-        Cancelled, it ends within a second, and the others are not told: this rank may connect again.
+        Cancelled, it ends within seconds. Who may have read of this attempt is told that it was given up; where nobody
+        could, this rank may connect again.
         """
         is_cancelled = threading.Event()
         connecting = asyncio.ensure_future(

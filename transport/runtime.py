@@ -365,7 +365,7 @@ class Runtime:
             work = Work(what, bytes_total=view.data.nbytes if view else 0)
             op = P2POp(work, group, tag, timeout_s, time.monotonic() + timeout_s, peer=rank, into=view)
             reason = CancelledError(f"{what}: the caller has cancelled it")
-            work.cancel_by(lambda: self._loop.call(lambda: self._p2p.give_up(op, reason)))
+            work.cancel_by(lambda: self._loop.call(lambda: self._p2p.cancel(op, reason)))
             self._begin_p2p(op, lambda: self._p2p.receive(op, rank))
         return work
 

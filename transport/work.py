@@ -117,7 +117,7 @@ class Work:
     def cancel(self) -> None:
         """Give up a receive, from any thread: soon it ends with `CancelledError`, and the next one takes its message.
 
-        Where its message has come already, it ends with that. Other operations go on: their other ranks count on them.
+        One whose message has begun to come ends with that. Other operations go on: their other ranks count on them.
         """
         if self._cancel is not None and os.getpid() == self._process:
             self._cancel()
@@ -126,7 +126,7 @@ class Work:
         """`await work` in an asyncio task, with the same outcome as `wait()`.
 
         A task that is cancelled meanwhile (`asyncio.wait_for`) cancels a receive, too, and goes on when that has ended.
-        If its message came just then, `result()` still has it.
+        If its message was coming then, `result()` still has it.
         """
         if not self._ended.is_set():
             try:

@@ -149,7 +149,9 @@ def _report(directory: Path, *, fresh: bool, strict: bool) -> bool:
 
 
 def _need_programs() -> None:
-    missing = [name for name in PROGRAMS if shutil.which(name) is None]
+    from tools.lab.kernel import command_path
+
+    missing = [name for name in PROGRAMS if shutil.which(name, path=command_path()) is None]
     if missing:
         console.print(f"missing: {', '.join(missing)}; install them with apt-get install iproute2 rsync", style="red")
         raise typer.Exit(EXIT_FAILED)

@@ -3,7 +3,8 @@
 One key for a world holds the reason of the first rank that gives up. It is checked as rank infos are: it names the run,
 and where the job has a secret, an HMAC covers all of it. A reason that fails the check is ignored. So somebody who can
 write to the store can hide an abort, but not cause one. A rank whose time is over publishes nothing: the others' time
-is over too, and each names the ranks that it misses. Nor does one whose caller cancelled: he may try again.
+is over too, and each names the ranks that it misses. Nor does one that is
+cancelled before anybody can know of it: it may try again.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class BootstrapAbort:
 
     Attributes:
         run: None until it is known.
+        is_known: others may have read what this rank published.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class BootstrapAbort:
         is_cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
         self.run: Run | None = None
+        self.is_known = False
         self._is_cancelled = is_cancelled
         self._rendezvous = rendezvous
         self._rank = rank
@@ -90,9 +93,9 @@ class BootstrapAbort:
         """Publish why the body failed, where it did and the store can still be reached."""
         try:
             yield
-        except (TimedOutError, CancelledError):
-            raise
         except Exception as error:
+            if isinstance(error, TimedOutError) or (isinstance(error, CancelledError) and not self.is_known):
+                raise
             reason = str(error) or type(error).__name__
             telling = threading.Thread(target=self._tell, args=(reason,), name=THREAD_NAME, daemon=True)
             telling.start()
@@ -135,7 +138,9 @@ class BootstrapAbort:
             rank, reason, mac = fields["rank"], fields["reason"], bytes.fromhex(fields.get("mac", ""))
             if type(rank) is not int or not 0 <= rank < self._world_size or type(reason) is not str:
                 raise ValueError("not a rank and its reason")
-            believed = fields["v"] == VERSION and fields["run"] == self._nonce.hex()
+            believed = fields["v"] == VERSION
+            if believed and fields["run"] != self._nonce.hex():
+                return None  # somebody gave up an earlier run
             if self._settings.job_secret:
                 parts = self._signed_parts(rank, reason)
                 believed = believed and verify_entry(self._settings.job_secret, *parts, signature=mac)

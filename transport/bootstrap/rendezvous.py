@@ -259,9 +259,6 @@ class TcpRendezvous:
                         raise TransportError(f"the rendezvous at {self.host}:{self.port} answered {length} bytes")
                     return _read_exactly(sock, length)
             except OSError as error:
-                if isinstance(error, socket.gaierror) and error.errno != socket.EAI_AGAIN:
-                    where = f"{self.host}:{self.port}"
-                    raise ConfigurationError("rendezvous", where, f"no such host: {error.strerror}") from error
                 if isinstance(error, ConnectionRefusedError):
                     self._check_not_gone()
                 self._warn(error)

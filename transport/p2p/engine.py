@@ -172,6 +172,11 @@ class P2PEngine:
         """What is under way in a group, or in all."""
         return iter([one for one in self._ops.values() if group is None or one.group == group])
 
+    def cancel(self, op: P2POp, error: TransportError) -> None:
+        """End a receive whose caller wants it no more; one whose message is coming takes that, or it would be lost."""
+        if not op.has_begun:
+            self.give_up(op, error)
+
     def give_up(self, op: P2POp, error: TransportError) -> None:
         """End with an error, unless a receive's message is here already."""
         if op.payload is None and op.tickets and op.error is None:
@@ -405,6 +410,7 @@ class P2PEngine:
                 self._skip(op, rank)
                 return
             dtype, shape = announced
+            op.has_begun = True
         except ValueError as error:
             self.fail(op, PeerError(self._name(op, rank), f"{op.work.what}: {error}"))
             return

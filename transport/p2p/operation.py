@@ -30,7 +30,7 @@ class P2POp:
 
     `tickets` are its parts under way. `void` tells the receiver of a send that it will not come, `refuse` the sender of
     a message whose head was taken that its body is not wanted; each None while there is nobody to tell. `place` is its
-    place among the receives from any rank.
+    place among the receives from any rank. `has_begun`: a receive has the head of its message.
     """
 
     work: Work
@@ -46,6 +46,7 @@ class P2POp:
     error: HiveError | None = None
     result: object = None
     body_posted: bool = False
+    has_begun: bool = False
     void: Callable[[], None] | None = None
     refuse: Callable[[HiveError], None] | None = None
     ended: bool = False

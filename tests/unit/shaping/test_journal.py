@@ -20,6 +20,18 @@ def test_what_was_written_is_read_back_by_another_process(tmp_path: Path) -> Non
     assert Journal(tmp_path / "state").interfaces() == ("eth0",)
 
 
+def test_an_entry_of_an_earlier_start_of_the_machine_is_known_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path)
+    journal.write("eth0", PRIOR)
+    assert journal.read_of_this_boot("eth0") == PRIOR
+    for boot in ("another", ""):
+        monkeypatch.setattr("shaping.journal._boot", lambda boot=boot: boot)
+        assert journal.read_of_this_boot("eth0") is None
+        assert journal.read("eth0") == PRIOR
+
+
 def test_an_entry_is_replaced_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.write("eth0", PRIOR)

@@ -457,6 +457,24 @@ def test_who_sends_first_is_received_first_from_anybody(make_world):
     assert [np.asarray(world.groups[0].recv(None, None).wait(30))[0] for _ in range(5)] == [1, 2, 3, 4, 5]
 
 
+def test_a_receive_that_is_cancelled_while_its_message_comes_takes_it(make_world):
+    world = make_world(2)
+    content = np.ones(EAGER_BODY_BYTES + 1, "u1")
+    for known in (True, False):
+        into = np.zeros(content.size, "u1") if known else None
+        sending = world.groups[0].send(content, 1)
+        settle(world)  # its head is there, and its body waits to be asked for
+        world.network.hold("rank-0", "rank-1")
+        receiving = world.groups[1].recv(into, 0)
+        p2p = world.groups[1]._runtime._p2p
+        wait_until(lambda p2p=p2p: any(op.has_begun for op in p2p.of_group(None)))
+        receiving.cancel()
+        world.network.release("rank-0", "rank-1")
+        result = receiving.wait(30)
+        assert (into if known else result).sum() == content.size
+        sending.wait(30)
+
+
 @pytest.mark.parametrize("source", [0, None])
 def test_a_receive_that_is_cancelled_ends_and_the_next_one_takes_its_message(make_world, source):
     world = make_world(2)

@@ -214,6 +214,24 @@ def test_of_a_change_by_hand_what_still_is_ours_is_put_back(bench: Bench, photos
     assert (photos.rate, photos.in_lan) == (5 * MBIT, False)
 
 
+@pytest.mark.parametrize("in_lan", [False, True])
+def test_a_change_by_hand_wins_also_when_the_program_has_restarted_since(bench: Bench, in_lan: bool) -> None:
+    bench.program = program = Photos()
+    program.in_lan = in_lan
+    bench.killed()
+    bench.follow(10 * MBIT)
+    program.rate = 5 * MBIT
+    for run in ("first", "second", "second", "third"):
+        program.run = run
+        bench.follow(20 * MBIT)
+        assert (program.rate, program.in_lan) == (5 * MBIT, True), run
+        assert "by hand" in bench.limiter.note
+    program.rate = 0
+    assert bench.follow(20 * MBIT) == 0
+    bench.limiter.restore()
+    assert (program.rate, program.in_lan) == (0, in_lan)
+
+
 def test_a_program_that_restarts_with_the_limit_that_is_wanted_has_not_been_changed_by_hand(bench: Bench) -> None:
     bench.follow(10 * MBIT)
     bench.program.rate, bench.program.run = 22 * MBIT, "second"

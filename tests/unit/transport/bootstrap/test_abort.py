@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,14 @@ import pytest
 from memory_engine import MemoryNetwork
 from patience import LIMIT_S, wait_until
 
-from hive_qos.errors import ConfigurationError, ConnectionLostError, PeerError, TimedOutError, TransportError
+from hive_qos.errors import (
+    CancelledError,
+    ConfigurationError,
+    ConnectionLostError,
+    PeerError,
+    TimedOutError,
+    TransportError,
+)
 from transport import MemoryRendezvous, Settings
 from transport.bootstrap.abort import REASON_CHARS_MAX, THREAD_NAME, BootstrapAbort
 from transport.bootstrap.connect import Factories
@@ -122,7 +130,18 @@ def test_an_abort_that_is_not_the_jobs_own_changes_nothing_where_there_is_a_secr
         store = MemoryRendezvous()
         forge(store)
         made(SECRET, rank=0, store=store).check()
-    assert caplog.text.count("not credibly") == len(forgers)
+    assert caplog.text.count("not credibly") == len(forgers) - 1, "one is of another run, and that is usual"
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_cancelled_attempt_is_told_of_once_others_may_know_it(is_known: bool) -> None:
+    store = MemoryRendezvous()
+    abort = made(OPEN, store=store)
+    abort.is_known = is_known
+    with pytest.raises(CancelledError), abort.published_on_failure():
+        raise CancelledError("the caller has cancelled it")
+    with pytest.raises(PeerError, match=r"rank 1.*gave up connecting.*cancelled") if is_known else nullcontext():
+        made(OPEN, rank=0, store=store).check()
 
 
 @pytest.mark.parametrize("change", [{"rank": 2}, {"reason": "y"}, {"mac": ""}, {"mac": 5}, {"v": 2}, {"run": ""}])
