@@ -116,6 +116,8 @@ struct LossTolerantCubic {
     growing_bytes: f64,
     acked_at: Option<Instant>,
     acked_sent: Option<Instant>,
+    /// Of the packets that are being acknowledged: when the first was sent.
+    first_sent: Option<Instant>,
 }
 
 impl LossTolerantCubic {
@@ -135,12 +137,14 @@ impl LossTolerantCubic {
             growing_bytes: 0.0,
             acked_at: None,
             acked_sent: None,
+            first_sent: None,
         }
     }
 
     fn note_ack(&mut self, now: Instant, sent: Instant, bytes: u64, app_limited: bool) {
         self.acks.add(now, sent, bytes, app_limited);
         self.acked_sent = self.acked_sent.max(Some(sent));
+        self.first_sent = Some(self.first_sent.map_or(sent, |first| first.min(sent)));
         if !app_limited && self.cut_at.is_none_or(|cut_at| sent > cut_at) {
             self.growing_bytes += bytes as f64;
         }
@@ -223,6 +227,7 @@ impl LossTolerantCubic {
     fn grow(&mut self, now: Instant) {
         let acked = std::mem::take(&mut self.growing_bytes);
         let since = self.acked_at.replace(now).unwrap_or(now);
+        let first_sent = self.first_sent.take().unwrap_or(now);
         if self.window_bytes < self.threshold_bytes {
             self.window_bytes += acked;
             return;
@@ -231,10 +236,10 @@ impl LossTolerantCubic {
             Some(epoch) => epoch,
             None => self.epoch_from(self.window_bytes, now),
         };
-        if acked == 0.0 {
-            // Time in which nothing was asked of the window is not counted (RFC 9438 5.8).
-            epoch.began += now.saturating_duration_since(since);
-        } else {
+        // Time in which nothing was asked of the window is not counted (RFC 9438 5.8), nor when nothing was under way.
+        let idle_until = if acked == 0.0 { now } else { first_sent };
+        epoch.began += idle_until.saturating_duration_since(since);
+        if acked > 0.0 {
             let window = self.window_bytes;
             let cubic = |t_s: f64| C * (t_s - epoch.k_s).powi(3) * self.packet_bytes + epoch.window_max;
             let t_s = now.saturating_duration_since(epoch.began).as_secs_f64();

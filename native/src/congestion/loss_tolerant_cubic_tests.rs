@@ -95,6 +95,29 @@ fn a_path_that_falls_to_half_and_comes_back_is_followed_both_ways() {
     }
 }
 
+/// The window, as a multiple of what a cut left, after a second of sending, with pauses in between.
+fn grown(pauses: u32) -> f64 {
+    let mut path = Path::new();
+    path.run(0.25, 100.0 * LINK);
+    let cut_at = path.at(path.now_s);
+    path.control.cut(cut_at);
+    let left = path.control.window_bytes;
+    for _ in 0..=pauses {
+        path.run(1.0 / f64::from(pauses + 1), 100.0 * LINK);
+        for _ in 0..2000 {
+            path.now_s += 0.001;
+            path.hear(path.at(path.now_s));
+        }
+    }
+    path.control.window_bytes / left
+}
+
+#[test]
+fn a_pause_between_two_bursts_is_no_time_to_grow_in() {
+    let (without, with) = (grown(0), grown(3));
+    assert!(with < 1.02 * without && without > 1.02, "{with} and {without}");
+}
+
 #[test]
 fn marks_are_yielded_to_without_a_loss_once_for_what_was_sent_before() {
     let mut path = Path::new();

@@ -254,7 +254,9 @@ impl Matcher {
         let length = message.header.length;
         let mut state = message.lock();
         // Memory of the engine is for what is small; whoever knows what comes has room for it.
-        let room = buffer.as_ref().map_or(peer_queues.store_bytes_max, |posted| posted.len() as u64);
+        let room = buffer
+            .as_ref()
+            .map_or(peer_queues.store_bytes_max, |posted| posted.len() as u64);
         let refused = (length > room).then(|| Failure::Peer {
             peer: message.peer.to_string(),
             reason: format!("sent {length} bytes where {room} were expected"),
