@@ -57,9 +57,8 @@ def main(arguments: list[str]) -> int:
             codes = {name: _run(command) for name, command in commands.items()}
         else:
             computing = {"checks": CHECKS, UNIT: commands[UNIT]}
-            rows = [{name: commands[name]} for name in REAL_TIME]
-            rows.append({name: [*LOWEST_PRIORITY, *command] for name, command in computing.items()})
-            codes = side_by_side(rows, at_once=(os.cpu_count() or 1) > 1)
+            commands |= {name: [*LOWEST_PRIORITY, *command] for name, command in computing.items()}
+            codes = side_by_side(commands, at_once=(os.cpu_count() or 1) > 1)
         failed = sorted(test for cache in caches.values() for test in _failed(cache))
     if all(codes[name] in (OK, FAILED) for name in groups) and (again := worth_asking_again(failed)):
         asked_again = _asked_again(again)
@@ -76,27 +75,21 @@ def worth_asking_again(failed: list[str]) -> list[str]:
     return failed if few and all("::" in test for test in failed) else []
 
 
-def side_by_side(rows: Sequence[Mapping[str, Sequence[str]]], *, at_once: bool = True) -> dict[str, int]:
-    """Run rows of commands, the rows at once or one after the other, and print what each says when it has ended.
+def side_by_side(commands: Mapping[str, Sequence[str]], *, at_once: bool = True) -> dict[str, int]:
+    """Run commands, by name, at once or one after the other, and print what each says when it has ended.
 
     Returns:
         The exit code of each; one that a signal ended has 128 and its number, as in a shell.
     """
-    print(
-        f"suite: {', '.join(name for row in rows for name in row)}: what each says follows when it has ended",
-        flush=True,
-    )
-    with ThreadPoolExecutor(len(rows) if at_once else 1) as pool:
-        codes = list(pool.map(_one_after_the_other, rows))
-    return {name: code for row in codes for name, code in row.items()}
+    print(f"suite: {', '.join(commands)}: what each says follows when it has ended", flush=True)
+    with ThreadPoolExecutor(len(commands) if at_once else 1) as pool:
+        return dict(zip(commands, pool.map(_told, commands, commands.values()), strict=True))
 
 
-def _one_after_the_other(row: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    codes = {}
-    for name, command in row.items():
-        codes[name], said, took_s = _listened_to(command)
-        print(f"suite: {name}: exit code {codes[name]} after {took_s:.0f} s\n{said}\n", end="", flush=True)
-    return codes
+def _told(name: str, command: Sequence[str]) -> int:
+    code, said, took_s = _listened_to(command)
+    print(f"suite: {name}: exit code {code} after {took_s:.0f} s\n{said}\n", end="", flush=True)
+    return code
 
 
 def _listened_to(command: Sequence[str]) -> tuple[int, str, float]:

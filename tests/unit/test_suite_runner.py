@@ -102,12 +102,13 @@ def test_commands_run_at_once_and_each_is_told_whole(
 ) -> None:
     for name in ("first", "second"):
         os.mkfifo(tmp_path / name)
-    rows = [  # neither pipe is opened before its other end is
-        {"one": ["sh", "-c", "echo from one > first && cat second"]},
-        {"two": ["sh", "-c", "cat first && echo from two > second && kill -9 $$"], "three": ["test", "!", "-p", "no"]},
-    ]
+    commands = {  # neither pipe is opened before its other end is
+        "one": ["sh", "-c", "echo from one > first && cat second"],
+        "two": ["sh", "-c", "cat first && echo from two > second && kill -9 $$"],
+        "three": ["test", "!", "-p", "no"],
+    }
     monkeypatch.chdir(tmp_path)
-    assert side_by_side(rows) == {"one": 0, "two": 137, "three": 0}
+    assert side_by_side(commands) == {"one": 0, "two": 137, "three": 0}
     said = capsys.readouterr().out
     assert re.search(r"one: exit code 0 after \d+ s\nfrom two\n", said)
     assert re.search(r"two: exit code 137 after \d+ s\nfrom one\n", said)

@@ -86,7 +86,7 @@ def test_the_command_tells_it_in_words_and_in_json(folder: Path, monkeypatch: py
     lines = CliRunner().invoke(app, ["tapes", *files, "--replay"]).output.splitlines()
     assert [line.partition(" view ")[2] for line in lines[:3]] == [
         "1: 3 members; a, b, c came; steps 1 to 3, 1 a second; at most 1.0 s without one",
-        "2: 2 members; c left; step 4; at most 2.5 s without one",
+        "2: 2 members; c gone; step 4; at most 2.5 s without one",
         "3: 3 members; c came; c learning; no step",
     ]
     assert lines[3] == "3 members committed steps 1 to 4 in 3 views: one chain"
