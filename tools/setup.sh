@@ -31,10 +31,11 @@ if [[ $python == --package-only ]]; then
   exit 0
 fi
 # The demo's trainers run as an ordinary user: an interpreter below /root would be out of their reach.
-reachable() { setpriv --reuid=65534 --regid=65534 --clear-groups sh -c 'exec "$0" -c "import sys"' "$1" 2>/dev/null; }
+as_nobody() { setpriv --reuid=65534 --regid=65534 --clear-groups "$@"; }
+reachable() { as_nobody sh -c 'exec "$0" -c "import sys"' "$1" 2>/dev/null; }
 recent() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
 
-if [[ $EUID -eq 0 ]] && ! setpriv --reuid=65534 --regid=65534 --clear-groups test -r "$PWD/Makefile"; then
+if [[ $EUID -eq 0 ]] && ! as_nobody test -r "$PWD/Makefile"; then
   say "ordinary users cannot read $PWD, and the demo and the lab's tests run programs from it as one;" >&2
   say "put the checkout below /opt or /srv, or make its folders readable for all" >&2
   exit 1

@@ -113,7 +113,8 @@ class Runtime:
 
         Args:
             factories: how to make engine, sockets and identity; None for the real ones.
-            is_cancelled: asked every half second; then it raises `CancelledError`, which the others are not told.
+            is_cancelled: asked every half second; then it raises `CancelledError`. The others are told once they may
+                have read of this rank.
         """
         if not (hasattr(world_size, "__index__") and is_index(rank, world_size)):
             raise MisuseError(f"rank is {rank!r}, and world_size {world_size!r}: ranks are numbers below that")

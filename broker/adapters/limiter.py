@@ -138,17 +138,16 @@ class Limiter:
             record = Record(self._program, found=dict(current), run=run)
         else:
             written = [limits(one) for one in record.written]  # the last but one where our last write was cut off
-            own, restarted = _without_ours(record, current), run != record.run
+            ours, restarted = limits(current) in written, run != record.run
+            own = _without_ours(record, current)
             known = limits(own) == limits(record.found)
-            by_hand = record.by_hand if known else not restarted
-            if known and not restarted and written and limits(current) not in written:
-                by_hand = True  # back to what was found
+            by_hand = (known and record.by_hand) or not (ours or restarted)
             others = {key: value for key, value in current.items() if key not in self._adapter.limit_keys}
             record = msgspec.structs.replace(
                 record,
-                found=own | others,
+                found=own,
                 written=tuple(one | others for one in record.written),
-                run=run if limits(current) in written or (known and by_hand) else record.run,  # until we write
+                run=run if ours or by_hand else record.run,  # until we write
                 by_hand=by_hand,
             )
         if record != self._record:

@@ -57,9 +57,9 @@ class Syncthing(StorageAdapter):
 
     def _ask(self, devices: list[str]) -> None:
         """What each device lacks: those first that were asked longest ago, as many as there is time for."""
-        self._lacks = {one: size for one, size in self._lacks.items() if one in devices}
+        self._lacks = {one: size for one, size in self._lacks.items() if one in devices}  # in the order of asking
         until_s = time.monotonic() + READ_S_MAX
-        for device in sorted(devices, key=lambda one: list(self._lacks).index(one) if one in self._lacks else -1):
+        for device in [*(one for one in devices if one not in self._lacks), *self._lacks]:
             self._lacks.pop(device, None)
             lacks = self._http.json("GET", f"/rest/db/completion?device={quote(device)}")
             self._lacks[device] = number(lacks, "needBytes")

@@ -232,12 +232,7 @@ def _table(choices: Sequence[Mapping[str, Any]]) -> Any:
     collective = choices[-1]
     measured_s = {one["algorithm"]: one["measured_s"] for one in choices if one.get("measured_s") is not None}
     table = Table(box=None, pad_edge=False)
-    for title, justify in (
-        ("algorithm", "left"),
-        ("predicted", "right"),
-        ("measured", "right"),
-        ("bound by", "left"),
-    ):
+    for title, justify in (("algorithm", "left"), ("predicted", "right"), ("measured", "right"), ("bound by", "left")):
         table.add_column(title, justify=justify)  # type: ignore[arg-type]
     for one in collective.get("candidates", []):
         taken = one["algorithm"] == collective["algorithm"]

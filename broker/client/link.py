@@ -148,7 +148,7 @@ def _flush(sock: socket.socket, box: Mailbox) -> bool:
             report = box.reports[0] if box.reports else None
         try:
             if number is not None:
-                _send_registration(sock, box, number)
+                _tell_registration(sock, box, number)
                 _done(box, box.unsent, number)
             elif burst is not None:
                 message = _on_time(burst)
@@ -187,13 +187,15 @@ def _done(box: Mailbox, queue: Any, item: object) -> None:
             queue.popleft()
 
 
-def _send_registration(sock: socket.socket, box: Mailbox, number: int) -> None:
+def _tell_registration(sock: socket.socket, box: Mailbox, number: int) -> None:
+    """That it is there, with its socket; or that it is not any more."""
     with box.lock:
         registration = box.registrations.get(number)
         target = None if registration is None else registration.sock()  # it lives until it is sent
         if target is None or target.fileno() < 0:
+            registration = None
             box.registrations.pop(number, None)
-    if registration is None or target is None or target.fileno() < 0:
+    if registration is None or target is None:
         sock.send(protocol.encode({"op": "unregister", "id": number}))
         return
     message = {

@@ -75,9 +75,7 @@ class Algorithm:
     _counted = ""  # what `_made` counts
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        given = list(parameters) if not isinstance(parameters, torch.nn.Module) else parameters
-        self.parameters = trainable(given, user=type(self).__name__)
-        self._frozen = [one for one in given if not one.requires_grad]
+        self.parameters, self._frozen = trainable(parameters, user=type(self).__name__)
         self._gradient_bytes = sum(one.numel() * one.element_size() for one in self.parameters)
         self._inner = 0
         self._joined: VolatileGroup | None = None

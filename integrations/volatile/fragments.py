@@ -75,8 +75,10 @@ class Fragment:
         return torch.split(values, self._sizes)
 
 
-def trainable(parameters: Iterable[torch.nn.Parameter], *, user: str) -> list[torch.nn.Parameter]:
-    """Those that are trained, each once.
+def trainable(
+    parameters: Iterable[torch.nn.Parameter], *, user: str
+) -> tuple[list[torch.nn.Parameter], list[torch.nn.Parameter]]:
+    """Those that are trained, each once, and those that are not.
 
     Raises:
         MisuseError: there are none, one is of a dtype that float32 does not hold, or they are something else.
@@ -93,7 +95,7 @@ def trainable(parameters: Iterable[torch.nn.Parameter], *, user: str) -> list[to
     if not found or wrong:
         what = f"one of {wrong[0].dtype}" if wrong else "none"
         raise MisuseError(f"{user} trains parameters of float32, bfloat16 and float16, and found {what}")
-    return found
+    return found, [one for one in given if not one.requires_grad]
 
 
 def cut(

@@ -3,8 +3,8 @@
 One key for a world holds the reason of the first rank that gives up. It is checked as rank infos are: it names the run,
 and where the job has a secret, an HMAC covers all of it. A reason that fails the check is ignored. So somebody who can
 write to the store can hide an abort, but not cause one. A rank whose time is over publishes nothing: the others' time
-is over too, and each names the ranks that it misses. Nor does one that is
-cancelled before anybody can know of it: it may try again.
+is over too, and each names the ranks that it misses. Nor does one that is cancelled before it knows the run, without
+which it has published nothing: it may try again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ class BootstrapAbort:
 
     Attributes:
         run: None until it is known.
-        is_known: others may have read what this rank published.
     """
 
     def __init__(
@@ -56,7 +55,6 @@ class BootstrapAbort:
         is_cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
         self.run: Run | None = None
-        self.is_known = False
         self._is_cancelled = is_cancelled
         self._rendezvous = rendezvous
         self._rank = rank
@@ -94,7 +92,7 @@ class BootstrapAbort:
         try:
             yield
         except Exception as error:
-            if isinstance(error, TimedOutError) or (isinstance(error, CancelledError) and not self.is_known):
+            if isinstance(error, TimedOutError) or (isinstance(error, CancelledError) and self.run is None):
                 raise
             reason = str(error) or type(error).__name__
             telling = threading.Thread(target=self._tell, args=(reason,), name=THREAD_NAME, daemon=True)

@@ -128,7 +128,6 @@ def exchange_rank_infos(
     )
     with abort.published_on_failure():
         if rank == 0:
-            abort.is_known = True
             abort.run = _begin_run(rendezvous, world=world, world_size=world_size)
         factories.check_engine(settings.engine)
         identity = factories.own_identity(settings, rank)
@@ -138,7 +137,6 @@ def exchange_rank_infos(
             run = abort.run = abort.run or _read_run(waiting, world=world, world_size=world_size)
             locations = locations_of(sockets)
             own = RankInfo(rank=rank, node=identity.node, locations=locations, pin=identity.pin)
-            abort.is_known = True
             rendezvous.set(_key(world, rank), encode(own, settings, run))
             rank_infos: dict[int, RankInfo] = {}
             for other in range(world_size):

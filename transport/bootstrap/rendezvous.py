@@ -44,6 +44,8 @@ GONE_S = 2.0
 """A served store that was reached and then refuses connections for so long does not come back with what it held."""
 TOKEN_BYTES = 16
 POLL_S = 0.02
+WARN_S = 3.0
+"""After so long without an answer it is said what is waited for: ranks that are started together are there by then."""
 
 
 class Rendezvous(Protocol):
@@ -169,7 +171,6 @@ def _check_ours(path: Path, found: os.stat_result) -> None:
 _REQUEST = struct.Struct(f"!cHI{TOKEN_BYTES}s")
 _ANSWER = struct.Struct("!cI")
 _log = logging.getLogger("transport.bootstrap.rendezvous")
-WARN_S = 3.0
 
 
 def host_and_port(key: str, address: str, *, host: str = "", port_min: int = 1) -> tuple[str, int]:
@@ -267,7 +268,7 @@ class TcpRendezvous:
                 time.sleep(POLL_S * 5)
 
     def _warn(self, error: OSError) -> None:
-        """Say once what is waited for, where that is longer than ranks start apart."""
+        """Say once what is waited for, after `WARN_S`."""
         now_s = time.monotonic()
         self._warn_s = now_s + WARN_S if self._warn_s is None else self._warn_s
         if now_s >= self._warn_s:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from hive_qos.errors import CancelledError, ConnectionLostError, HiveError, PeerError, TimedOutError, TransportError
@@ -213,7 +213,8 @@ class P2PEngine:
         self._endpoint.discard(wire, 0)  # what comes from now on is of another group of that name
         for numbers in (self._sent, self._taken):
             numbers.forget(lambda key: key[0] == group)
-        self._not_asked([part for part in self._eager if part[1].group == wire])
+        for part in [one for one in self._eager if one[1].group == wire]:
+            self._not_asked(part)
         self._unexpected -= {part for part in self._unexpected if part[1].group == wire}
         self._asks.forget(wire)
         self._any_source.forget(group)
@@ -346,7 +347,7 @@ class P2PEngine:
         """Say that a message will not come, so that its receiver does not wait for it."""
         if inline and op.payload is not None:
             self._inline[op.group, rank].sent -= op.payload.data.nbytes
-        self._not_asked([part for part in [(rank, op.key(rank, number, ASK))] if part in self._eager])
+        self._not_asked((rank, op.key(rank, number, ASK)))
         if self._endpoint.closing or self._endpoint.peers.error(rank) is not None:
             return
         void = describe(VOID)
@@ -354,10 +355,11 @@ class P2PEngine:
             header = op.header(self._endpoint.rank, number, part, void)
             self._endpoint.send(rank, header, void, priority=Priority.CONTROL, order=(0, 0), on_end=forget)
 
-    def _not_asked(self, parts: Iterable[tuple[int, MatchKey]]) -> None:
-        """Nobody will ask for these messages, which went unasked: their bytes wait for no receiver any more."""
-        for part in parts:
-            self._endpoint.cancel(self._eager[part], CancelledError("nobody asks for it"))
+    def _not_asked(self, part: tuple[int, MatchKey]) -> None:
+        """Nobody will ask for a message: where it went unasked, its bytes wait for no receiver any more."""
+        ticket = self._eager.get(part)
+        if ticket is not None:
+            self._endpoint.cancel(ticket, CancelledError("nobody asks for it"))
 
     def _match_any_source(self, group: str, tag: int) -> None:
         for op, rank in self._any_source.matches(group, tag):

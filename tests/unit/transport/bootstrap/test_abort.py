@@ -136,8 +136,7 @@ def test_an_abort_that_is_not_the_jobs_own_changes_nothing_where_there_is_a_secr
 @pytest.mark.parametrize("is_known", [False, True])
 def test_a_cancelled_attempt_is_told_of_once_others_may_know_it(is_known: bool) -> None:
     store = MemoryRendezvous()
-    abort = made(OPEN, store=store)
-    abort.is_known = is_known
+    abort = made(OPEN, run=RUN if is_known else None, store=store)
     with pytest.raises(CancelledError), abort.published_on_failure():
         raise CancelledError("the caller has cancelled it")
     with pytest.raises(PeerError, match=r"rank 1.*gave up connecting.*cancelled") if is_known else nullcontext():
