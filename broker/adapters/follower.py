@@ -72,13 +72,14 @@ class Follower:
             if self._limits:
                 self._limit(now_s)
         except ProgramError as problem:
-            unlimited = problem
+            unlimited, self._backlog = problem, None
+            self._read_s = min(self._read_s, now_s + READ_S)
         except OSError as problem:
             unlimited = unkept(problem)
         try:
             if now_s >= self._read_s:
                 self._read(now_s)
-            if self._backlog is not None:
+            if unlimited is not None or self._backlog is not None:
                 self._problem = unlimited
         except ProgramError as problem:
             self._problem, self._backlog = problem, None

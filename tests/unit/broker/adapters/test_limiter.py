@@ -319,6 +319,21 @@ def allowed(ceiling: int) -> Allowance:
     return Allowance(ceiling_bits_per_s=ceiling, guarantee_bits_per_s=0)
 
 
+def test_a_program_that_does_not_take_its_limit_declares_nothing_until_it_answers(tmp_path: Path, clock: Clock) -> None:
+    program, session = Program(), Declared()
+    declared: list[int] = []
+    session.need = lambda **said: declared.append(said["backlog_bytes"])
+    session.allowance = allowed(10 * MBIT)
+    follower = Follower(PROGRAM, program, Limiter(PROGRAM, program, tmp_path), session, log=Log(), clock=clock)
+    for fails, declares in ((False, 1), (True, 0), (False, 1)):  # the third when it is read again
+        declared.clear()
+        program.fails = fails
+        clock.now_s += READ_S / 2
+        session.allowance = allowed(20 * MBIT if fails else 10 * MBIT)  # so that it looks at the program
+        follower.round()
+        assert len(declared) == declares
+
+
 def test_where_a_program_does_not_tell_its_backlog_its_limit_follows_and_goes_all_the_same(
     tmp_path: Path, clock: Clock
 ) -> None:
