@@ -78,7 +78,7 @@ coverage: setup ## Lines that unit and loopback tests reach, in out/coverage; CO
 	@bash tools/coverage.sh $(BIN)/python $(COVERAGE)
 
 ##@ At night
-.PHONY: nightly test-long test-engines test-torch test-torch-oldest fuzz sanitize sanitize-address sanitize-thread sanitize-faults test-pythons test-kernels test-page test-storage test-etcd test-churn test-crowded test-chart test-image test-deb audit
+.PHONY: nightly test-long test-engines test-torch test-torch-oldest test-gpu fuzz sanitize sanitize-address sanitize-thread sanitize-faults test-pythons test-kernels test-page test-storage test-etcd test-churn test-crowded test-chart test-image test-deb audit
 nightly: setup ## All below, a short benchmark, unstable tests, in hours; NIGHTLY="fuzz bench" for less
 	@$(BIN)/python -m tools.nightly $(NIGHTLY)
 
@@ -101,6 +101,14 @@ test-torch: setup ## PyTorch's own distributed tests, its compiler, Lightning, t
 
 test-torch-oldest: setup ## The integrations' tests on the oldest torch, several GB, in five minutes
 	@bash tools/oldest_torch.sh $(BIN)/python
+
+GPU_TESTS := test_torch_cuda test_torch_training test_torch_collectives test_torch_compression \
+  $(addprefix test_volatile_,algorithms diloco streaming partial_mean asynchronous a2cid2)
+
+test-gpu: setup ## The integrations' tests with tensors on a CUDA GPU, which ranks may share
+	@$(BIN)/python -c 'import torch; assert torch.cuda.is_available(), "torch finds no CUDA GPU here"'
+	HIVE_TEST_DEVICE=cuda $(BIN)/python -m pytest tests/unit/integrations/test_integrations_staging.py \
+	  $(GPU_TESTS:%=tests/loopback/integrations/%.py)
 
 fuzz: setup ## Whatever reads a peer's bytes, for FUZZ_S seconds a target
 	@bash tools/fuzz.sh $(BIN)/python

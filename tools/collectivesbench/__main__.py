@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -34,11 +35,14 @@ def bench(
     repetitions: Annotated[int | None, typer.Option(min=1, help="Turns of the contenders.")] = None,
     algorithms: Annotated[str, typer.Option(help="Have hive compete with each of these forced, too: direct,tree")] = "",
     compressions: Annotated[str, typer.Option(help="The same with each of these: bfloat16,int8,int4")] = "",
+    device: Annotated[
+        str, typer.Option(help="Where the tensors of lan, uneven, sites and host lie: cpu, cuda.")
+    ] = "cpu",
     report_only: ReportOnly = False,
 ) -> None:
     """Measure, print the tables, and leave records.jsonl, report.json, report.md and a plot for each scenario."""
     names = chosen(console, scenarios, SCENARIOS)
-    settings = (QUICK if quick else Settings()).repeated(repetitions).within(minutes)
+    settings = replace(QUICK if quick else Settings(), device=device).repeated(repetitions).within(minutes)
     variants = {
         "algorithms": [name for name in algorithms.split(",") if name],
         "compressions": [name for name in compressions.split(",") if name],

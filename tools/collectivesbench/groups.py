@@ -71,14 +71,17 @@ def labs_up(network: Network, contenders: Sequence[Contender]) -> Iterator[Mappi
         yield found
 
 
-def start(stack: ExitStack, network: Network, contender: Contender, lab: Lab | None, *, logs: Path) -> Group:
-    """Start the ranks of a contender; they end with `stack`. `join` comes when all contenders' are started."""
+def start(
+    stack: ExitStack, network: Network, contender: Contender, lab: Lab | None, *, logs: Path, device: str
+) -> Group:
+    """Start the ranks of a contender, with tensors on `device`; they end with `stack`. `join` comes when all run."""
     group = Group(contender, lab)
     stack.callback(group.close)
     for rank in range(network.ranks):
         place = _place(lab, rank)
         argv = python("tools.collectivesbench.programs.rank", "--backend", contender.backend)
         argv += ["--rank", str(rank), "--world-size", str(network.ranks), "--compression", contender.compression]
+        argv += ["--device", device]
         env = {"GLOO_SOCKET_IFNAME": place.interface, "HIVE_INTERFACE": place.interface}
         env |= {"HIVE_JOB": "bench", "HIVE_JOB_SECRET": "bench-only-secret-of-this-run", **dict(contender.environment)}
         log = logs / f"{network.name}-{contender.name}-{rank}.log".replace(" ", "-").replace("/", "-")

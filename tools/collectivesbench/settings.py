@@ -51,6 +51,7 @@ class Settings:
             training that does not get there.
         falls: trainings in which a link falls; before_fall_s, after_fall_s: how long each lasts before and after.
         one_s_max: a turn that takes longer fails.
+        device: where the tensors of sweeps lie; models are trained on the CPU.
         seconds: of the whole run, divided among scenarios and then among what they measure. Where time is short, there
             are fewer repetitions, then fewer of the large payloads and seeds; the report says what is missing.
     """
@@ -75,6 +76,7 @@ class Settings:
     before_fall_s: float = 20.0
     after_fall_s: float = 40.0
     one_s_max: float = 300.0
+    device: str = "cpu"
     seconds: float = 55 * 60.0
 
     def row(self, payload_bytes: int) -> int:

@@ -113,7 +113,9 @@ def joined(
     started: dict[Contender, Group] = {}
     for contender in may:
         with run.guarded(scenario, contender):
-            started[contender] = groups.start(stack, network, contender, labs[contender.congestion], logs=run.logs)
+            started[contender] = groups.start(
+                stack, network, contender, labs[contender.congestion], logs=run.logs, device=run.settings.device
+            )
     members: dict[Contender, Group] = {}
     for contender, group in started.items():
         with run.guarded(scenario, contender):

@@ -1,4 +1,4 @@
-"""Collectives of GPU tensors. Runs where there is a GPU; several ranks may share one."""
+"""Collectives of GPU tensors. Runs where there is a GPU; several ranks may share one. See also `make test-gpu`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_gpu_tensors_are_staged_and_ddp_trains_on_the_gpu(run_ranks: RunRanks) -> None:
+@pytest.mark.parametrize("scenario", ["run", "broken"])
+def test_gpu_tensors_are_staged_and_ddp_trains_on_the_gpu(run_ranks: RunRanks, scenario: str) -> None:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
-    for result in run_ranks("gpu_tensors.py", {"run": 2}, CUDA_VISIBLE_DEVICES=visible)["run"]:
+    found = run_ranks("gpu_tensors.py", {scenario: 2}, CUDA_VISIBLE_DEVICES=visible, HIVE_TEST_DEVICE="cuda")
+    for result in found[scenario]:
         assert result.exit_code == 0, result.output

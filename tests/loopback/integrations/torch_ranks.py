@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 PROGRAMS = Path(__file__).parent / "programs"
+DEVICE = os.environ.get("HIVE_TEST_DEVICE", "cpu")
+"""Where programs' tensors lie; "cuda" for `make test-gpu`."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ RunRanks = Callable[..., dict[str, list[RankResult]]]
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """This process' environment without what would steer a rank, one thread each, and no broker."""
+    """This process' environment without what would steer a rank, one thread each, no broker, and a GPU if asked for."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HIVE_", "TORCH", "MASTER_"))}
-    return {**kept, "OMP_NUM_THREADS": "1", "HIVE_BROKER": "off", "CUDA_VISIBLE_DEVICES": "", **changes}
+    if DEVICE == "cpu":
+        kept["CUDA_VISIBLE_DEVICES"] = ""
+    return {**kept, "OMP_NUM_THREADS": "1", "HIVE_BROKER": "off", "HIVE_TEST_DEVICE": DEVICE, **changes}

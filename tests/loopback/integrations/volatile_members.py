@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 from patience import wait_until
+from torch_ranks import DEVICE
 
 from hive_qos.errors import EvictedError
 from integrations.volatile.algorithm import Algorithm
@@ -23,16 +24,16 @@ def register() -> Register:
 
 def model(width: int = 32) -> torch.nn.Sequential:
     torch.manual_seed(1)
-    return torch.nn.Sequential(torch.nn.Linear(16, width), torch.nn.ReLU(), torch.nn.Linear(width, 1))
+    return torch.nn.Sequential(torch.nn.Linear(16, width), torch.nn.ReLU(), torch.nn.Linear(width, 1)).to(DEVICE)
 
 
 def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
     source = torch.Generator().manual_seed(number)
-    return torch.randn(4, 16, generator=source), torch.randn(4, 1, generator=source)
+    return torch.randn(4, 16, generator=source).to(DEVICE), torch.randn(4, 1, generator=source).to(DEVICE)
 
 
 def flat(network: torch.nn.Module) -> torch.Tensor:
-    return torch.cat([one.detach().reshape(-1) for one in network.parameters()])
+    return torch.cat([one.detach().reshape(-1).cpu() for one in network.parameters()])
 
 
 def learn(network: torch.nn.Module, inner: torch.optim.Optimizer, number: int) -> None:

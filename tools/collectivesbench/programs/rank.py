@@ -52,12 +52,16 @@ class RankSide:
             RuntimeError: the result is wrong.
         """
         rank, world, count = self._options.rank, self._options.world_size, order["count"]
-        call, result, expected = _prepared(order["operation"], order["bytes"] // 4, rank=rank, world=world, count=count)
+        with torch.device(self._options.device):
+            prepared = _prepared(order["operation"], order["bytes"] // 4, rank=rank, world=world, count=count)
+        call, result, expected = prepared
         begun()
         dist.barrier()
         begin_cpu_s, begin_python_s, begin_s = cpu_s(), python_s(), time.monotonic()
         for _ in range(count):
             call()
+        if result.is_cuda:
+            torch.cuda.synchronize()  # Gloo's wait holds up the stream alone
         end_s = time.monotonic()
         used = {"cpu_s": cpu_s() - begin_cpu_s, "python_s": python_s() - begin_python_s}
         right = torch.allclose(result, expected, rtol=ROUGH) if self._options.compression else result.equal(expected)
@@ -135,6 +139,7 @@ def main() -> None:
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--world-size", type=int, required=True)
     parser.add_argument("--compression", default="")
+    parser.add_argument("--device", default="cpu")
     side = RankSide(parser.parse_args())
     try:
         serve({"join": side.join, "collective": side.collective, "urgent": side.urgent, "train": side.train})

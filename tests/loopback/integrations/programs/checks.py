@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import report
+from ranks import DEVICE, report
 
 CHECKS: dict[str, Callable[[int, int], None]] = {}
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -30,7 +30,7 @@ def check(function: Callable[[int, int], None]) -> Callable[[int, int], None]:
 def data(rank: int, *shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
     """What rank `rank` puts in: small whole numbers, so that sums are exact in every dtype."""
     generator = torch.Generator().manual_seed(1000 * seed + rank)
-    values = torch.randint(1, 4, shape, generator=generator)
+    values = torch.randint(1, 4, shape, generator=generator, device="cpu").to(DEVICE)
     if dtype.is_complex:
         return torch.complex(values.double(), values.flip(0).double() if values.dim() else values.double()).to(dtype)
     return (values > 2).to(dtype) if dtype is torch.bool else values.to(dtype)

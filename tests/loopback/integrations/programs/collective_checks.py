@@ -10,6 +10,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 import torch.distributed.nn
 from checks import COMPLEX, FLOATS, INTEGERS, OP, check, data, everybody, raises, same
+from ranks import DEVICE
 
 
 @check
@@ -171,13 +172,16 @@ def shapes_of_all_kinds_work(rank: int, size: int) -> None:
 
 @check
 def large_tensors_have_the_same_bits_everywhere(rank: int, size: int) -> None:
-    generator = torch.Generator().manual_seed(rank)
-    tensor = torch.randn(300_001, generator=generator)
+    def noise(rank: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(rank)
+        return torch.randn(300_001, generator=generator, device="cpu").to(DEVICE)
+
+    tensor = noise(rank)
     dist.all_reduce(tensor)
     every = [torch.empty_like(tensor) for _ in range(size)]
     dist.all_gather(every, tensor)
     assert all(torch.equal(one, tensor) for one in every)
-    expected = sum(torch.randn(300_001, generator=torch.Generator().manual_seed(r)).double() for r in range(size))
+    expected = sum(noise(r).double() for r in range(size))
     assert torch.allclose(tensor.double(), expected, atol=1e-5)
 
 

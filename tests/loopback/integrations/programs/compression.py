@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 import transport
 
 sys.path.insert(0, str(Path(__file__).parent))
-from ranks import connect, report
+from ranks import DEVICE, connect, report
 
 from integrations.torch_backend.ddp_hook import CompressedGradients, compressed_allreduce
 
@@ -61,7 +61,7 @@ def learned(rank: int, sent: Sent, group: Any, hook: str = "") -> dict[str, Any]
     generator = torch.Generator().manual_seed(rank)
     losses = []
     for step in range(STEPS):
-        batch = torch.randn(32, 64, generator=generator)
+        batch = torch.randn(32, 64, generator=generator, device="cpu").to(DEVICE)
         loss = (ddp(batch) - teacher(batch).detach()).square().mean()
         optimizer.zero_grad()
         loss.backward()
@@ -72,7 +72,7 @@ def learned(rank: int, sent: Sent, group: Any, hook: str = "") -> dict[str, Any]
     of_steps = sent.take()  # before the loss is reduced
     total = torch.tensor(losses[-10:]).mean()
     dist.all_reduce(total, group=group)
-    digest = hashlib.sha256(b"".join(one.detach().numpy().tobytes() for one in model.parameters())).hexdigest()
+    digest = hashlib.sha256(b"".join(one.detach().cpu().numpy().tobytes() for one in model.parameters())).hexdigest()
     elems = sum(one.numel() for one in model.parameters())
     return {"loss": total.item() / dist.get_world_size(group), "bytes": of_steps, "digest": digest, "elems": elems}
 
@@ -99,7 +99,7 @@ def by_group(rank: int, size: int) -> None:
 
 def learned_sharded(rank: int, group: Any) -> dict[str, Any]:
     """Train with FSDP2; the loss of the last steps, and the digest of the parameters as all ranks gather them."""
-    mesh = DeviceMesh.from_group(group, "cpu")
+    mesh = DeviceMesh.from_group(group, DEVICE.type)
     torch.manual_seed(5)
     model = nn.Sequential(nn.Linear(64, 512), nn.GELU(), nn.Linear(512, 8))
     teacher = nn.Linear(64, 8)
@@ -109,7 +109,7 @@ def learned_sharded(rank: int, group: Any) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(rank)
     losses = []
     for _ in range(STEPS // 2):
-        batch = torch.randn(32, 64, generator=generator)
+        batch = torch.randn(32, 64, generator=generator, device="cpu").to(DEVICE)
         loss = (model(batch) - teacher(batch).detach()).square().mean()
         optimizer.zero_grad()
         loss.backward()
@@ -118,7 +118,7 @@ def learned_sharded(rank: int, group: Any) -> dict[str, Any]:
     total = torch.tensor(losses[-10:]).mean()
     dist.all_reduce(total)
     parameters: list[Any] = list(model.parameters())  # DTensors
-    whole = [one.full_tensor().detach().numpy().tobytes() for one in parameters]
+    whole = [one.full_tensor().detach().cpu().numpy().tobytes() for one in parameters]
     return {"loss": total.item() / dist.get_world_size(), "digest": hashlib.sha256(b"".join(whole)).hexdigest()}
 
 

@@ -13,7 +13,7 @@ import torch._dynamo
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from checks import check, data, everybody, raises, same
-from ranks import connect
+from ranks import DEVICE, connect
 from torch.distributed.device_mesh import init_device_mesh
 
 from integrations.torch_backend.options import HiveOptions
@@ -75,7 +75,7 @@ def subgroups_have_ranks_of_their_own(rank: int, size: int) -> None:
 def device_meshes_work(rank: int, size: int) -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
-    mesh = init_device_mesh("cpu", (size,))
+    mesh = init_device_mesh(DEVICE.type, (size,))
     tensor = data(rank, 4)
     dist.all_reduce(tensor, group=mesh.get_group())
     same(tensor, everybody(size, 4).sum(0))
@@ -159,7 +159,7 @@ def ddp_trains_to_identical_weights(rank: int, size: int) -> None:
     generator = torch.Generator().manual_seed(rank)
     for _ in range(5):
         optimizer.zero_grad()
-        ddp(torch.randn(8, 20, generator=generator)).square().mean().backward()
+        ddp(torch.randn(8, 20, generator=generator, device="cpu").to(DEVICE)).square().mean().backward()
         optimizer.step()
     flat = torch.cat([p.detach().flatten() for p in model.parameters()])
     every = [torch.empty_like(flat) for _ in range(size)]
@@ -203,7 +203,7 @@ def batched_messages_compile(rank: int, size: int) -> None:
 
 @check
 def data_loader_workers_leave_the_engine_alone(rank: int, size: int) -> None:
-    dataset = torch.utils.data.TensorDataset(torch.arange(64.0))
+    dataset = torch.utils.data.TensorDataset(torch.arange(64.0, device="cpu"))
     loader = torch.utils.data.DataLoader(dataset, batch_size=8, num_workers=2, multiprocessing_context="fork")
     for _ in range(2):
         for (batch,) in loader:
@@ -225,7 +225,7 @@ def holding_the_gil_for_a_while_is_not_a_death(rank: int, size: int) -> None:
 def coalesced_calls_are_one_work(rank: int, size: int) -> None:
     """With a device torch leaves the coalescing to the group."""
     tensors = [data(rank, 4, seed=number) for number in range(3)]
-    with dist.distributed_c10d._coalescing_manager(device=torch.device("cpu"), async_ops=True) as manager:
+    with dist.distributed_c10d._coalescing_manager(device=DEVICE, async_ops=True) as manager:
         dist.broadcast(tensors[0], 1)
         dist.all_reduce(tensors[1], async_op=True)
         dist.reduce(tensors[2], 0, async_op=True)
@@ -236,9 +236,9 @@ def coalesced_calls_are_one_work(rank: int, size: int) -> None:
     if rank == 0:
         same(tensors[2], everybody(size, 4, seed=2).sum(0))
     group: Any = dist.group.WORLD
-    group._start_coalescing(torch.device("cpu"))
+    group._start_coalescing(DEVICE)
     missing = group.recv([torch.empty(1)], (rank + 1) % size, 77)
-    work = group._end_coalescing(torch.device("cpu"))
+    work = group._end_coalescing(DEVICE)
     assert not work.is_completed()
     dist.send(torch.ones(1), (rank - 1) % size, tag=77)
     assert work.wait()
@@ -265,7 +265,7 @@ def an_ephemeral_timeout_holds_until_the_first_work_has_ended(rank: int, size: i
 @check
 def a_backend_tells_its_last_error(rank: int, size: int) -> None:
     group: Any = dist.new_group(list(range(size)), timeout=timedelta(seconds=1))
-    backend = group._get_backend(torch.device("cpu"))
+    backend = group._get_backend(DEVICE)
     if not hasattr(backend, "get_error"):
         return  # torch 2.15 has it first
     assert backend.get_error().name == "SUCCESS"
@@ -298,9 +298,9 @@ def groups_of_several_priorities_agree(rank: int, size: int) -> None:
         sending.wait()
         same(received, data((rank - 1) % size, 4))
     mesh = init_device_mesh(
-        "cpu", (size,), mesh_dim_names=("tp",), backend_override={"tp": HiveOptions(priority="bulk")}
+        DEVICE.type, (size,), mesh_dim_names=("tp",), backend_override={"tp": HiveOptions(priority="bulk")}
     )
-    assert mesh.get_group("tp")._get_backend(torch.device("cpu")).collectives.options.priority is Priority.BULK
+    assert mesh.get_group("tp")._get_backend(DEVICE).collectives.options.priority is Priority.BULK
     dist.all_reduce(tensor := data(rank, 1000), group=mesh.get_group("tp"))
     same(tensor, everybody(size, 1000).sum(0))
     raises(RuntimeError, lambda: dist.new_group(list(range(size)), pg_options={"priority": "urgent"}), "[misuse]")

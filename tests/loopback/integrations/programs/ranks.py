@@ -24,6 +24,9 @@ import torch
 import torch._dynamo
 import torch.distributed as dist
 
+DEVICE = torch.device(os.environ.get("HIVE_TEST_DEVICE", "cpu"))
+"""Where a rank's tensors lie."""
+
 for _name in ("integrations.torch_backend.process_group", "transport.runtime", "transport.engine.aioquic.engine"):
     importlib.import_module(_name)  # once here, rather than in every rank
 
@@ -95,6 +98,8 @@ def be_rank(module: object, name: str, rank: int, world_size: int, port: int, ou
             MASTER_PORT=str(port),
             TORCHELASTIC_USE_AGENT_STORE="True",
         )
+        if DEVICE.type != "cpu":
+            torch.set_default_device(DEVICE)  # of this process: a GPU that was used before the fork is lost to it
         getattr(module, name)(rank, world_size)
         code = 0
     except SystemExit as error:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint
+from ranks import DEVICE
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -53,7 +54,7 @@ def restored(path: Path, rank: int, mesh: Any) -> list[torch.Tensor]:
 
 @training(ranks=2, rounds=True)
 def checkpoint_saved_and_loaded(rank: int, size: int) -> list[torch.Tensor]:
-    mesh = init_device_mesh("cpu", (size,))
+    mesh = init_device_mesh(DEVICE.type, (size,))
     path = folder()
     model, optimizer = trained(rank, mesh, 2)
     dcp.save(state_of(model, optimizer), checkpoint_id=path)
@@ -65,7 +66,7 @@ def checkpoint_saved_and_loaded(rank: int, size: int) -> list[torch.Tensor]:
 @training(ranks=2, rounds=True)
 def checkpoint_saved_in_the_background(rank: int, size: int) -> list[torch.Tensor]:
     """torch plans an asynchronous checkpoint on a thread, over a group of its own."""
-    mesh = init_device_mesh("cpu", (size,))
+    mesh = init_device_mesh(DEVICE.type, (size,))
     path = folder()
     model, optimizer = trained(rank, mesh, 2)
     beside: Any = dist.new_group()
@@ -81,6 +82,6 @@ def checkpoint_saved_in_the_background(rank: int, size: int) -> list[torch.Tenso
 @training(ranks=4)
 def checkpoint_loaded_in_another_layout(rank: int, size: int) -> list[torch.Tensor]:
     path = folder()
-    model, optimizer = trained(rank, init_device_mesh("cpu", (size,)), 2)
+    model, optimizer = trained(rank, init_device_mesh(DEVICE.type, (size,)), 2)
     dcp.save(state_of(model, optimizer), checkpoint_id=path)
-    return restored(path, rank, init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards")))
+    return restored(path, rank, init_device_mesh(DEVICE.type, (2, 2), mesh_dim_names=("replicas", "shards")))

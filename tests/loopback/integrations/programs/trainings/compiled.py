@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
+from ranks import DEVICE
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -62,7 +63,7 @@ def compiled_ddp(rank: int, size: int) -> list[torch.Tensor]:
 @training(ranks=2, rounds=True)
 def compiled_fsdp2(rank: int, size: int) -> list[torch.Tensor]:
     model: Any = network()
-    fully_shard(model, mesh=init_device_mesh("cpu", (size,)))
+    fully_shard(model, mesh=init_device_mesh(DEVICE.type, (size,)))
     compiled: Any = torch.compile(model, backend=COMPILER)
     steps(compiled, torch.optim.SGD(model.parameters(), lr=0.1), batches(rank, 3))
     return full(model)

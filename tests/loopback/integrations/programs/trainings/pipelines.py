@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from ranks import DEVICE
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from trainings.register import batches, training
@@ -25,8 +26,7 @@ def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 def piped(schedule: Any, rank: int, size: int, *, per_rank: int = 1) -> list[torch.Tensor]:
     """Train stages that rank r has at r, r + size, ..., and return this rank's gradients and losses."""
     modules = [stage_module(rank + turn * size) for turn in range(per_rank)]
-    cpu = torch.device("cpu")
-    stages = [PipelineStage(module, rank + turn * size, per_rank * size, cpu) for turn, module in enumerate(modules)]
+    stages = [PipelineStage(module, rank + turn * size, per_rank * size, DEVICE) for turn, module in enumerate(modules)]
     pipeline = schedule(stages if per_rank > 1 else stages[0], MICROBATCHES, loss_fn=loss_of)
     (batch,) = batches(0, 1, rows=8)
     losses: list[torch.Tensor] = []

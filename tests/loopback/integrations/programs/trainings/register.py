@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 import torch
+from ranks import DEVICE
 from torch import nn
 
 Function = Callable[[int, int], list[torch.Tensor]]
@@ -42,7 +43,7 @@ def network() -> nn.Module:
 def batches(rank: int, count: int, rows: int = 6) -> list[torch.Tensor]:
     """A rank's own data."""
     generator = torch.Generator().manual_seed(100 + rank)
-    return [torch.randn(rows, 16, generator=generator) for _ in range(count)]
+    return [torch.randn(rows, 16, generator=generator, device="cpu").to(DEVICE) for _ in range(count)]
 
 
 def steps(model: nn.Module, optimizer: torch.optim.Optimizer, data: list[torch.Tensor]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from ranks import DEVICE
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -26,14 +27,14 @@ def parallel(mesh: DeviceMesh) -> Any:
 
 @training(ranks=2)
 def tensor_parallel(rank: int, size: int) -> list[torch.Tensor]:
-    model = parallel(init_device_mesh("cpu", (size,)))
+    model = parallel(init_device_mesh(DEVICE.type, (size,)))
     steps(model, torch.optim.SGD(model.parameters(), lr=0.1), batches(0, 3))
     return full(model)
 
 
 @training(ranks=2)
 def sequence_parallel_with_a_parallel_loss(rank: int, size: int) -> list[torch.Tensor]:
-    mesh = init_device_mesh("cpu", (size,))
+    mesh = init_device_mesh(DEVICE.type, (size,))
     torch.manual_seed(1)
     plan = {
         "0": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
@@ -56,7 +57,7 @@ def sequence_parallel_with_a_parallel_loss(rank: int, size: int) -> list[torch.T
 
 @training(ranks=4)
 def dtensors_change_their_placement(rank: int, size: int) -> list[torch.Tensor]:
-    mesh = init_device_mesh("cpu", (2, 2))
+    mesh = init_device_mesh(DEVICE.type, (2, 2))
     whole = torch.arange(84.0).view(7, 12)  # 7 rows on 2 ranks are not equal
     tensor = distribute_tensor(whole, mesh, [Shard(0), Shard(1)])
     moved = tensor.redistribute(placements=[Shard(1), Replicate()]).redistribute(placements=[Replicate(), Shard(0)])
@@ -67,7 +68,7 @@ def dtensors_change_their_placement(rank: int, size: int) -> list[torch.Tensor]:
 
 @training(ranks=4)
 def tensor_parallel_within_fsdp2(rank: int, size: int) -> list[torch.Tensor]:
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    mesh = init_device_mesh(DEVICE.type, (2, 2), mesh_dim_names=("data", "tensor"))
     model = parallel(mesh["tensor"])
     fully_shard(model, mesh=mesh["data"])
     steps(model, torch.optim.AdamW(model.parameters(), lr=0.01), batches(mesh["data"].get_local_rank(), 3))
