@@ -95,14 +95,16 @@ def _follow(
     with Session(job="", client=f"adapter {program.name}", socket_path=socket_path) as session:
         limiter = Limiter(program, adapter, directory)
         follower = Follower(program, adapter, limiter, session, log=log, clock=time.monotonic)
-        while True:
-            try:
-                follower.round()
-            except Exception:  # a mistake of ours with one program must not end the others
-                log.error("storage-program-mistake", program=program.name, exc_info=True)
-            if stop.wait(ROUND_S):
-                break
-        follower.end()
+        try:
+            while True:
+                try:
+                    follower.round()
+                except Exception:  # a mistake of ours with one program must not end the others
+                    log.error("storage-program-mistake", program=program.name, exc_info=True)
+                if stop.wait(ROUND_S):
+                    break
+        finally:
+            follower.end()
 
 
 def _retire(programs: Sequence[StorageProgram], directory: Path, log: Log) -> bool:

@@ -42,6 +42,8 @@ COMMANDS: Final[Mapping[str, str]] = {
     "ca": "broker.cli.ca:app",
 }
 """In the order of the help page: a module, and a function of it or a whole group of commands."""
+SERVICES: Final = ("broker", "pods", "adapter")
+"""What systemd or Kubernetes starts again by its exit code."""
 _SETTINGS: Final[Mapping[str, dict[str, Any]]] = {
     "run": {"ignore_unknown_options": True, "allow_interspersed_args": False}
 }
@@ -70,7 +72,8 @@ def command_line(names: Iterable[str]) -> typer.Typer:
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name)
         else:
-            app.command(name, epilog=EPILOG, context_settings=_SETTINGS.get(name, {}))(guarded(command))
+            run = guarded(command, service=name in SERVICES)
+            app.command(name, epilog=EPILOG, context_settings=_SETTINGS.get(name, {}))(run)
     return app
 
 

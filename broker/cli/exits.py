@@ -125,8 +125,12 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def guarded(command: Callable[P, None]) -> Callable[P, None]:
-    """Turn what a command raises into one readable line and an exit code; HIVE_DEBUG=1 shows the traceback instead."""
+def guarded(command: Callable[P, None], *, service: bool = False) -> Callable[P, None]:
+    """Turn what a command raises into one readable line and an exit code; HIVE_DEBUG=1 shows the traceback instead.
+
+    Args:
+        service: nobody reads its output, so that a broken pipe is an error as any other.
+    """
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -139,9 +143,6 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
             sys.stdout.flush()
         except (KeyboardInterrupt, typer.Abort):  # the latter at a question
             raise typer.Exit(ExitCode.INTERRUPTED) from None
-        except BrokenPipeError:  # `hive-qos status | head`: the reader has enough
-            _drop_output()
-            raise typer.Exit(ExitCode.OK) from None
         except HiveError as error:
             if debug:
                 raise
@@ -150,6 +151,9 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
                 report_abandoned()
             raise typer.Exit(code_of(error)) from None
         except OSError as error:
+            if isinstance(error, BrokenPipeError) and not service:  # `hive-qos status | head`: the reader has enough
+                _drop_output()
+                raise typer.Exit(ExitCode.OK) from None
             if debug:
                 raise
             raise typer.Exit(report_system(error)) from None

@@ -3,7 +3,7 @@
 The journal gets each line with its syslog priority; a terminal gets colours; a file or a pipe gets time and level.
 Each event is also kept for `hive-qos log` (`broker.events.recent`), debug events too.
 `broker.events.catalogue` lists all events. Text from outside (names of jobs, clients, interfaces) is escaped, so that
-nobody can forge a line or send escape codes to a terminal.
+nobody can forge a line or send escape codes to a terminal. A line that cannot be written is lost.
 
 A user of the broker can cause an event again and again. Such events carry `uid`, and one event of one user is limited
 to `LINES_AT_ONCE` lines, then one in 1/`LINES_PER_S` seconds: a job of many ranks logs all of its sessions, and a loop
@@ -12,6 +12,7 @@ of refused connections does not fill the disk. The next line says by `left_out` 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -95,7 +96,7 @@ def make_log(
     keep = [_keeper(recent, verbose=verbose)] if recent is not None else []
     level = logging.DEBUG if verbose or recent is not None else logging.INFO
     log = structlog.wrap_logger(
-        structlog.PrintLogger(out),
+        _Lines(out),
         processors=[
             structlog.processors.add_log_level,
             LineLimit(clock=clock),
@@ -108,6 +109,16 @@ def make_log(
         wrapper_class=structlog.make_filtering_bound_logger(level),
     )
     return cast(Log, log.bind())
+
+
+class _Lines(structlog.PrintLogger):
+    """Writes lines where it can: a full disk or a closed pipe must not end who logs."""
+
+    def msg(self, message: str) -> None:
+        with contextlib.suppress(OSError):
+            super().msg(message)
+
+    debug = info = warning = error = msg
 
 
 def _keeper(recent: RecentEvents, *, verbose: bool) -> Callable[[object, str, _Entry], _Entry]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,13 @@ import typer
 from typer.testing import CliRunner
 
 from broker.cli.app import app
+from broker.cli.commands import SERVICES
 from broker.cli.configuration import state_directory
 from broker.cli.exits import ExitCode, code_of, guarded
 from broker.policy.toml import ConfigurationErrors
 from broker.policy.types import DaemonPolicy
 from hive_qos import errors
+from tools.docs_tables import ROOT
 
 RUN = CliRunner()
 
@@ -55,6 +59,27 @@ def test_what_a_command_raises_becomes_an_exit_code_and_one_line(
         command()
     assert ended.value.exit_code == expected
     assert len(capsys.readouterr().err.splitlines()) == (0 if expected == 130 else 1)
+
+
+@pytest.mark.parametrize(("service", "expected"), [(False, ExitCode.OK), (True, ExitCode.SYSTEM)])
+def test_a_broken_pipe_is_the_end_of_a_reader_but_no_good_end_of_a_service(
+    service: bool, expected: ExitCode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HIVE_DEBUG", raising=False)
+    monkeypatch.setattr("broker.cli.exits._drop_output", lambda: None)
+
+    def command() -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    with pytest.raises(typer.Exit) as ended:
+        guarded(command, service=service)()
+    assert ended.value.exit_code == expected
+
+
+def test_every_command_that_a_unit_or_the_chart_starts_again_is_a_service() -> None:
+    units = [path.read_text() for path in (ROOT / "systemd").glob("*.service")]
+    kept = [re.findall(r"^ExecStart=\S+/hive-qos (\S+)", text, re.MULTILINE) for text in units if "Restart=" in text]
+    assert {name for names in kept for name in names} | {"pods"} == set(SERVICES)
 
 
 def test_debug_shows_where_an_error_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,6 +310,7 @@ def test_a_watched_status_that_goes_into_a_pipe_is_one_table_after_another(monke
 
 def test_no_command_takes_the_place_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker.cli.run_command._enter", lambda traffic_class, path: None)
+    monkeypatch.setattr("broker.cli.run_command.signal.signal", lambda *_: None)  # or a broken pipe would end the tests
     result = RUN.invoke(app, ["run", "--class", "storage", "--", "true"])
     assert isinstance(result.exception, AssertionError)
     assert "would have become" in str(result.exception)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 
 import pytest
 
@@ -91,6 +92,23 @@ def test_a_traceback_follows_its_line_and_forges_none() -> None:
     assert all(line.startswith("<3>") for line in said)
     assert "ValueError: of this session" in out.getvalue()
     assert "\x1b" not in out.getvalue()
+
+
+@pytest.mark.parametrize("where", ["full disk", "closed pipe"])
+def test_a_line_that_cannot_be_written_is_kept_for_readers_and_ends_nobody(where: str) -> None:
+    if where == "full disk":
+        out = open("/dev/full", "w")  # noqa: SIM115 - closed below, where it fails once more
+    else:
+        reader, writer = os.pipe()
+        os.close(reader)
+        out = open(writer, "w")  # noqa: SIM115
+    recent = RecentEvents()
+    lines = make_log(out, journal=True, recent=recent)
+    for number in range(100):
+        lines.error("daemon-stopped", ticks=number, note="x" * 1000)
+    assert recent.after()[-1].keys["ticks"] == 99
+    with pytest.raises(OSError, match=r"No space|Broken pipe"):
+        out.close()
 
 
 def test_lines_of_one_event_and_user_are_limited_and_counted() -> None:
