@@ -163,7 +163,10 @@ class Loop:
                 )
 
         if self._environment.telemetry is not None:
-            self._environment.telemetry.start(tell=tell)
+            try:
+                self._environment.telemetry.start(tell=tell)
+            except Exception as problem:  # noqa: BLE001 - whatever the SDK makes of its variables, the host is shaped
+                log.warning("telemetry-failed", note=f"none is sent: {problem}; see the variables OTEL_*, then restart")
 
     def _keep_page(self) -> None:
         self._components.page.keep(self._active_policy.policy.page, latest=self._latest_snapshot)

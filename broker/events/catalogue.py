@@ -65,7 +65,11 @@ EVENTS: Final[Mapping[str, Event]] = {
         ("interface", "traffic_class", "job", "uid", "limited_by", "before", "text"),
     ),
     "telemetry-missing": Event("warning", "OpenTelemetry is asked for, and not installed.", ("note",)),
-    "telemetry-failed": Event("warning", "The collector does not take records. They are lost meanwhile.", ("note",)),
+    "telemetry-failed": Event(
+        "warning",
+        "OpenTelemetry does not start, or the collector takes no records. They are lost meanwhile.",
+        ("note",),
+    ),
     "telemetry-recovered": Event("info", "The collector takes records again."),
     # interfaces and their trees
     "interface-shaped": Event(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import http.server
+import json
 import socket
 import sys
 import threading
@@ -17,6 +18,7 @@ from broker_support import CONFIGURATION, Running
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from patience import LIMIT_S, wait_until
 
+from broker import client
 from broker.events import telemetry
 from broker.events.telemetry import BEFORE_START_MAX, ENDPOINTS, from_environment
 
@@ -135,6 +137,19 @@ def test_a_collector_that_never_answers_holds_up_neither_ticks_nor_the_stop(
         with daemon_in(tmp_path, {ENDPOINTS[0]: url}) as running:
             before = running.status()["daemon"]["ticks"]
             wait_until(lambda: running.status()["daemon"]["ticks"] > before + 3)
+
+
+def test_a_host_is_shaped_and_told_of_a_variable_that_the_sdk_does_not_take(
+    tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_BLRP_MAX_QUEUE_SIZE", "256")  # below a batch
+    with daemon_in(tmp_path, {ENDPOINTS[0]: collector.url}) as running:
+        assert running.error is None
+        ticks = running.status()["daemon"]["ticks"]
+        wait_until(lambda: running.status()["daemon"]["ticks"] > ticks)
+        events = json.loads(client.fetch("/v1/log", socket_path=running.api))["events"]
+        (told,) = [one for one in events if one["event"] == "telemetry-failed"]
+        assert "none is sent" in told["keys"]["note"]
 
 
 def test_what_waits_before_the_start_is_bounded(collector: Collector) -> None:
