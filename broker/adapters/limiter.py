@@ -138,7 +138,8 @@ class Limiter:
             record = Record(self._program, found=dict(current), run=run)
         else:
             written = [limits(one) for one in record.written]  # the last but one where our last write was cut off
-            ours, restarted = limits(current) in written, run != record.run
+            alike = self._adapter.runs_alike and limits(current) == limits(record.found)
+            ours, restarted = limits(current) in written, run != record.run or alike
             own = _without_ours(record, current)
             known = limits(own) == limits(record.found)
             by_hand = (known and record.by_hand) or not (ours or restarted)

@@ -51,6 +51,8 @@ class StorageAdapter(ABC):
 
     limits = False
     """Whether the program's rate can be set while it runs."""
+    runs_alike = False
+    """Whether two runs of the program may have one name, so that the limit of before us tells that it has restarted."""
     limit_keys: tuple[str, ...] = ()
     """The settings that hold its rate: those that `limited` changes. The operator's other ones may change meanwhile."""
 
@@ -59,7 +61,8 @@ class StorageAdapter(ABC):
         """Ask what it has to do."""
 
     def settings(self) -> tuple[str, Settings]:
-        """Its settings as they are now, after a name of this run of the program, which changes when it restarts."""
+        """Its settings as they are now, after a name of this run of the program, which
+        changes when it restarts, unless `runs_alike`."""
         raise NotImplementedError
 
     def limited(self, found: Settings, rate_bits_per_s: int) -> Settings | None:

@@ -15,6 +15,7 @@ class Rclone(StorageAdapter):
     """One rclone, with `user:password` as its key."""
 
     limits = True
+    runs_alike = True  # in a container its process is always number 1
     limit_keys = ("send",)
 
     def __init__(self, program: StorageProgram, key: str) -> None:

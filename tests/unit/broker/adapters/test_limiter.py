@@ -156,6 +156,20 @@ def test_a_program_that_restarted_with_its_own_limit_gets_ours_again(bench: Benc
     assert bench.program.rate == 5 * MBIT
 
 
+def test_where_runs_have_one_name_the_limit_of_before_us_is_a_restart_and_another_one_a_change_by_hand(
+    bench: Bench,
+) -> None:
+    bench.program.runs_alike = True
+    bench.follow(10 * MBIT)
+    bench.program.rate = 0
+    assert bench.follow(20 * MBIT) == 22 * MBIT
+    assert bench.limiter.note == ""
+    bench.program.rate = 2 * MBIT
+    assert bench.follow(20 * MBIT) == 2 * MBIT
+    assert "by hand" in bench.limiter.note
+    assert bench.follow(30 * MBIT) == 2 * MBIT, "it stays by hand, though it is what is found now"
+
+
 class Photos(Program):
     """One with a limit of what it receives, which is the operator's alone, and a switch that we turn on."""
 
