@@ -10,7 +10,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 directory=$2
 architecture=${3:-$(dpkg --print-architecture)}
-pythons=(3.11 3.13)
+pythons=(3.11 3.13) # and no other: packaging/debian/control depends on one of them
 declare -A machines=([amd64]=x86_64 [arm64]=aarch64)
 machine=${machines[$architecture]:?no wheels are known for $architecture}
 say() { printf 'deb: %s\n' "$*"; }
@@ -72,9 +72,7 @@ PYTHON
 P=$packages awk '$0 == "@PACKAGES@" { print ENVIRON["P"]; next } 1' packaging/debian/copyright \
   >"$root/usr/share/doc/hive-qos/copyright"
 chmod 644 "$root/usr/share/doc/hive-qos/copyright"
-after=${pythons[-1]}
-sed -i "s/@ARCHITECTURE@/$architecture/; s/@KIB@/$(du -sk --exclude=DEBIAN "$root" | cut -f1)/
-  s/@PYTHON_FIRST@/${pythons[0]}/; s/@PYTHON_AFTER@/3.$((${after#3.} + 1))~/" "$root/DEBIAN/control"
+sed -i "s/@ARCHITECTURE@/$architecture/; s/@KIB@/$(du -sk --exclude=DEBIAN "$root" | cut -f1)/" "$root/DEBIAN/control"
 (cd "$root" && find usr -type f -print0 | sort -z | xargs -0 md5sum >DEBIAN/md5sums)
 find "$root" -newermt "@$SOURCE_DATE_EPOCH" -exec touch -hd "@$SOURCE_DATE_EPOCH" {} +
 mkdir -p "$directory"

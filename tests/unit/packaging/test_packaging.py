@@ -66,6 +66,24 @@ def test_systemd_accepts_the_units_of_the_package(tree: Path, tmp_path: Path) ->
     assert ran(program, "verify", "--man=no", *sorted(tmp_path.iterdir())) == ""
 
 
+def test_the_package_depends_on_a_python_whose_compiled_modules_it_has_and_on_no_other(tree: Path) -> None:
+    control, build = (tree / "DEBIAN/control").read_text(), (ROOT / "tools/deb/build.sh").read_text()
+    (depends,), (has,) = (
+        re.findall(r"^Depends: (.*)$", control, re.MULTILINE),
+        re.findall(r"^pythons=\((.*?)\)", build, re.M),
+    )
+    needs = [re.findall(r"python3 \((\S+) (\S+)\)", one) for one in depends.split(",") if "python3 " in one]
+
+    def holds(version: str, relation: str, than: str) -> bool:
+        return subprocess.run(["dpkg", "--compare-versions", version, relation, than], check=False).returncode == 0
+
+    versions = {f"3.{minor}": f"3.{minor}.2-1" for minor in range(9, 20)}
+    taken = [
+        name for name, version in versions.items() if all(any(holds(version, *one) for one in any_) for any_ in needs)
+    ]
+    assert taken == has.split()
+
+
 @pytest.mark.parametrize("script", ["postinst", "prerm", "postrm"])
 def test_a_shell_takes_the_maintainer_scripts(tree: Path, script: str) -> None:
     file = tree / "DEBIAN" / script
