@@ -18,7 +18,8 @@ no daemon is there to notice.
 
 It holds the daemon's claim on the network namespace, so that the next daemon there begins when this one is done. It
 knows interfaces by number, imports little, and needs nothing but netlink once it has started.
-`python -m broker.process.watchdog --once STATE_DIRECTORY` opens what is there and ends, without a daemon.
+`python -m broker.process.watchdog --once STATE_DIRECTORY` opens what is there and ends, without a daemon. `--always`
+does it each second until SIGTERM: where daemon and watchdog are killed together, as a container without memory is.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import enum
 import math
 import os
 import select
+import signal
 import socket
 import sys
 import time
@@ -53,6 +55,8 @@ LATE_S = 0.05
 START_S = 10.0
 """Before its first beat the daemon takes interfaces over and reads back what it built. Nothing is opened meanwhile."""
 AGAIN_S = 0.2
+ALWAYS_S = 1.0
+"""Between two looks at what a dead daemon and its watchdog have left."""
 TRIES = 25
 """After a death: five seconds. What the kernel refuses that long is left to the next start, or to `hive-qos clear`."""
 MESSAGE_BYTES_MAX = 64
@@ -208,16 +212,44 @@ def say(text: str) -> None:
             os.write(2, f"{prefix}hive-qos watchdog: {text}\n".encode())
 
 
+def open_abandoned(opening: Callable[[], int]) -> None:
+    """Open what no daemon of this network namespace and no watchdog of one looks after.
+
+    Raises:
+        HiveError, OSError: something cannot be opened.
+    """
+    if not claims():
+        changed = opening()
+        if changed:
+            say(f"{changed} classes opened to the line's rate")
+
+
+def open_abandoned_always(opening: Callable[[], int]) -> None:
+    """Open it each second, and once more at the SIGTERM or SIGINT that ends this."""
+    ends = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+    said, ended = "", False
+    while not ended:
+        ended = signal.sigtimedwait(ends, ALWAYS_S) is not None
+        try:
+            open_abandoned(opening)
+            said = ""
+        except (HiveError, OSError) as problem:
+            if str(problem) != said:
+                said = str(problem)
+                say(said)
+
+
 def main(arguments: list[str]) -> int:
-    """`--once STATE_DIRECTORY`, or `SOCKET_DESCRIPTOR STATE_DIRECTORY` as the daemon calls it. 0 when all went well."""
+    """`--once` or `--always` and STATE_DIRECTORY, or `SOCKET_DESCRIPTOR STATE_DIRECTORY` as the daemon calls it. 0 when
+    all went well."""
     try:
         opening = _Opening(Path(arguments[1]))
         if arguments[0] == "--once":
-            if claims():  # a daemon of this network namespace, or a watchdog of one, works
-                return 0
-            changed = opening.open()
-            if changed:
-                say(f"{changed} classes opened to the line's rate")
+            open_abandoned(opening.open)
+            return 0
+        if arguments[0] == "--always":
+            open_abandoned_always(opening.open)
             return 0
     except (HiveError, OSError) as problem:
         say(str(problem))

@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from broker.policy.toml import load
+from broker.process.watchdog import MODULE
 
 CHART = Path(__file__).parents[2] / "packaging" / "helm" / "hive-qos"
 PAGE = 'version = 1\n[[interface]]\nname = "eth0"\negress = "1 Gbit/s"\n[page]\nlisten = "0.0.0.0:8710"\n'
@@ -86,22 +87,30 @@ def test_every_mount_has_its_volume_and_every_volume_a_mount(case: str) -> None:
     assert mounts == {volume["name"] for volume in spec["volumes"]}
 
 
-def test_only_the_broker_has_capabilities_and_only_the_others_the_token() -> None:
+CAPABILITIES = {"broker": ["NET_ADMIN", "BPF", "SYS_ADMIN", "SYS_PTRACE"], "watchdog": ["NET_ADMIN"]}
+
+
+def test_who_has_capabilities_has_no_token() -> None:
     for one in containers(pod_of({})):
         context = one["securityContext"]
         assert context["readOnlyRootFilesystem"] is True
         assert (context["privileged"], context["allowPrivilegeEscalation"]) == (False, False)
         assert context["capabilities"]["drop"] == ["ALL"]
-        added = context["capabilities"].get("add", [])
-        assert added == (["NET_ADMIN", "BPF", "SYS_ADMIN", "SYS_PTRACE"] if one["name"] == "broker" else [])
-        assert ("account" in [mount["name"] for mount in one["volumeMounts"]]) == (one["name"] != "broker")
+        assert context["capabilities"].get("add", []) == CAPABILITIES.get(one["name"], [])
+        assert ("account" in [mount["name"] for mount in one["volumeMounts"]]) == (one["name"] not in CAPABILITIES)
+
+
+def test_what_a_killed_broker_left_is_opened_by_a_container_that_is_not_killed_with_it() -> None:
+    (watchdog,) = [one for one in containers(pod_of({})) if one["name"] == "watchdog"]
+    assert watchdog["command"][3:] == [MODULE, "--always", "/var/lib/hive-qos"]
+    assert watchdog["volumeMounts"] == [{"name": "state", "mountPath": "/var/lib/hive-qos", "readOnly": True}]
 
 
 def test_capabilities_and_the_watch_of_pods_can_be_left_out() -> None:
     context = pod_of(CASES["without the capabilities that can be left out"])["containers"][0]["securityContext"]
     assert context["capabilities"]["add"] == ["NET_ADMIN", "BPF"]
     spec = pod_of(CASES["without pods"])
-    assert [one["name"] for one in containers(spec)] == ["broker"]
+    assert [one["name"] for one in containers(spec)] == ["broker", "watchdog"]
     assert "--config=/etc/hive-qos/broker.toml" in spec["containers"][0]["command"]
     assert not {"ClusterRole", "ClusterRoleBinding"} & {one["kind"] for one in rendered(CASES["without pods"])}
 
@@ -126,6 +135,8 @@ def test_what_runs_are_commands_with_options_that_they_have() -> None:
 
     for one in containers(pod_of(CASES["all that can be set"])):
         program, command, *arguments = one["command"]
+        if one["name"] == "watchdog":
+            continue
         assert program == "hive-qos"
         page = CliRunner().invoke(app, [command, "--help"]).output
         for argument in arguments:

@@ -18,6 +18,7 @@ import pytest
 from broker_host import COMMAND, CONFIGURATION, SEND_TCP, SINK, Broker, broker_in, two_hosts
 from patience import LIMIT_S, most_of, wait_until
 
+from broker.process.watchdog import ALWAYS_S
 from shaping.kernel import RealKernel
 from shaping.model.names import INNER_MINOR, LEAF_MINOR
 from tools.lab import Lab
@@ -201,6 +202,25 @@ def test_when_both_are_gone_the_next_command_opens_what_is_held_back_and_says_so
     assert "all open; `hive-qos clear` removes them" in broker.host.run(status, check=False).stderr
     broker.host.run([*COMMAND, "clear", "--state-dir", str(broker.folder / "state")])
     assert "classes" not in broker.host.run(status, check=False).stderr
+
+
+def test_when_both_are_gone_what_runs_always_opens_and_before_that_it_leaves_them_alone(
+    broker: Broker, kernel: RealKernel
+) -> None:
+    argv = [sys.executable, "-P", "-m", "broker.process.watchdog", "--always", str(broker.folder / "state")]
+    (watchdog,) = broker.watchdogs()
+    always = broker.host.popen(argv, cwd=ROOT)
+    try:
+        time.sleep(2.0 * ALWAYS_S)
+        assert is_held(kernel)
+        os.kill(watchdog, signal.SIGSTOP)
+        broker.end(signal.SIGKILL)
+        os.kill(watchdog, signal.SIGKILL)
+        seconds_until_open(kernel)
+        everything_is_open_and_floors_stand(kernel)
+    finally:
+        always.send_signal(signal.SIGTERM)
+        assert always.wait(LIMIT_S) == 0
 
 
 def test_a_frozen_broker_is_not_said_to_be_absent_and_its_tree_is_left_to_its_watchdog(broker: Broker) -> None:
