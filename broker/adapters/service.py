@@ -59,7 +59,8 @@ def serve(
     for thread in threads:
         thread.start()
     log.info("adapter-ready", programs=",".join(program.name for program in programs))
-    while not stop.wait(RETIRED_S if _retire(programs, directory, log) else None):
+    told: set[StorageProgram] = set()
+    while not stop.wait(RETIRED_S if _retire(programs, directory, log, told) else None):
         pass
     for thread in threads:
         thread.join()
@@ -107,9 +108,9 @@ def _follow(
             follower.end()
 
 
-def _retire(programs: Sequence[StorageProgram], directory: Path, log: Log) -> bool:
+def _retire(programs: Sequence[StorageProgram], directory: Path, log: Log, told: set[StorageProgram]) -> bool:
     """Put back the limits of programs that are configured no longer, or no longer to be limited; whether some are
-    left."""
+    left, each of which is told once."""
     followed = {(program.name, program.kind, program.url) for program in programs if program.limit}
     left = False
     for record in records(directory):
@@ -120,6 +121,8 @@ def _retire(programs: Sequence[StorageProgram], directory: Path, log: Log) -> bo
             note = Limiter(program, adapter_of(program), directory).restore()
             log.info("storage-limit-restored", program=program.name, note=f"it is configured no longer; {note}")
         except (HiveError, OSError) as problem:
-            log.error("storage-limit-left", program=program.name, error=str(problem))
+            if program not in told:
+                told.add(program)
+                log.error("storage-limit-left", program=program.name, error=str(problem))
             left = True
     return left
