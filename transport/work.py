@@ -119,8 +119,9 @@ class Work:
 
         One whose message has begun to come ends with that. Other operations go on: their other ranks count on them.
         """
-        if self._cancel is not None and os.getpid() == self._process:
-            self._cancel()
+        cancel = self._cancel
+        if cancel is not None and os.getpid() == self._process:
+            cancel()
 
     def __await__(self) -> Generator[object, None, object]:
         """`await work` in an asyncio task, with the same outcome as `wait()`.
@@ -173,6 +174,7 @@ class Work:
             return
         self._result = result
         self._error = error
+        self._cancel = None  # it may know this one
         self._ended.set()
 
     def _call(self, callback: Callable[[Work], None]) -> None:

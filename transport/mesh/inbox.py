@@ -23,6 +23,10 @@ GRACE_S = 0.3
 ReceiveEnd = Callable[[Received | None, TransportError | None], None]
 
 
+def drop(_received: Received | None, _error: TransportError | None) -> None:
+    """The end of what nobody wants."""
+
+
 @dataclass(eq=False)
 class Receiving:
     """A receive that has not ended."""
@@ -34,6 +38,11 @@ class Receiving:
     posted_s: float
     operation: int = 0
     cancelled: TransportError | None = None
+
+    def tell(self, received: Received | None, error: TransportError | None) -> None:
+        """Call `on_end`, once. What both hold of the caller's memory is let go: they may know each other."""
+        on_end, self.on_end, self.buffer = self.on_end, drop, None
+        on_end(received, error)
 
 
 class Inbox:
@@ -62,7 +71,7 @@ class Inbox:
         receiving = self._take(event.operation)
         if receiving is not None:
             self._peers.delivered(receiving.rank, bulk=False)
-            receiving.on_end(event, None)
+            receiving.tell(event, None)
 
     def failed(self, engine: Engine, event: OperationFailed, *, closing: bool) -> None:
         """The engine gave one up."""
@@ -78,7 +87,7 @@ class Inbox:
                 return
             except HiveError as failure:  # the engine has ended: nobody would hear of this receive again
                 _log.warning("a receive cannot be posted again: %s", failure)
-        receiving.on_end(None, error)
+        receiving.tell(None, error)
 
     def tick(self, engine: Engine, now_s: float, gone_s: Mapping[int, float]) -> float:
         """Fail what is due of ranks that went at these times; returns when to be called next."""

@@ -21,6 +21,11 @@ IN_FLIGHT_BYTES_MAX = 8 * 2**20
 
 SendEnd = Callable[[TransportError | None], None]
 
+
+def forget(_error: TransportError | None) -> None:
+    """The end of what nobody waits for."""
+
+
 AHEAD = (-1, 0)
 """Order of what is sent again: before everything of its priority."""
 
@@ -44,6 +49,11 @@ class Sending:
     sent_s: float = 0.0
     cancelled: TransportError | None = None
     ended: bool = False
+
+    def tell(self, error: TransportError | None) -> None:
+        """Call `on_end`, once. What both hold of the caller's memory is let go: they may know each other."""
+        on_end, self.on_end, self.payload = self.on_end, forget, None
+        on_end(error)
 
 
 @dataclass

@@ -121,7 +121,7 @@ class SendDispatch:
             self._enqueue(sending, AHEAD)
         elif not sending.ended:
             sending.ended = True
-            sending.on_end(None if error is None else sending.cancelled or gone or error)
+            sending.tell(None if error is None else sending.cancelled or gone or error)
         self.pump(sending.rank, bulk=sending.bulk)
 
     def gone(self, rank: int, error: ConnectionLostError) -> None:
@@ -169,7 +169,7 @@ class SendDispatch:
         """End one that the engine never saw; not within the caller's call."""
         if not sending.ended:
             sending.ended = True
-            self._later.append(lambda: sending.on_end(error))
+            self._later.append(lambda: sending.tell(error))
 
     def _need_engine(self) -> Engine:
         assert self._engine is not None, "begin() comes first"

@@ -7,9 +7,9 @@ The taking back may come after the next receive's asking. So that one asks again
 
 from __future__ import annotations
 
-from hive_qos.errors import TransportError
 from transport.engine.base import Buffer, Priority
 from transport.mesh.endpoint import Endpoint
+from transport.mesh.outbox import forget
 from transport.p2p.operation import ASK, BODY, P2POp
 from transport.wire.header import MatchKey
 
@@ -76,7 +76,3 @@ class Asks:
 def refusal_in(payload: Buffer) -> str:
     """The words of a refusal."""
     return bytes(payload[:REFUSAL_BYTES_MAX]).decode(errors="replace")
-
-
-def forget(_error: TransportError | None) -> None:
-    """The end of what nobody waits for."""

@@ -24,7 +24,9 @@ from hive_qos.errors import CancelledError, ConnectionLostError, HiveError, Peer
 from transport.engine.base import Buffer, Priority, Received
 from transport.mesh.endpoint import RANK_BITS, Endpoint, Ticket
 from transport.p2p.any_source import AnySource
-from transport.p2p.asks import WITHDRAWN, Asks, forget, refusal_in
+from transport.mesh.inbox import drop
+from transport.mesh.outbox import forget
+from transport.p2p.asks import WITHDRAWN, Asks, refusal_in
 from transport.p2p.operation import ASK, BODY, GROUP_SUFFIX, HEAD, VOID, P2POp, describe, described
 from transport.p2p.sequence_numbers import SequenceNumbers
 from transport.tensors import TensorView
@@ -99,7 +101,8 @@ class P2PEngine:
             body = op.header(self._endpoint.rank, number, BODY, view)
 
             def send_body() -> None:
-                self._send_part(op, rank, body, view.data, priority=priority, order=(order, 1))
+                if op.payload is not None:
+                    self._send_part(op, rank, body, op.payload.data, priority=priority, order=(order, 1))
 
             self._send_when_asked(op, rank, number, view.data.nbytes, send_body)
         op.void = lambda: self._send_void(op, rank, number, inline=inline)
@@ -132,7 +135,7 @@ class P2PEngine:
         if not wanted or part in self._unexpected:
             if not wanted and header.bucket == HEAD and header.dtype:
                 self._count_taken(rank, header)
-            self._endpoint.receive(rank, header.key, None, _drop)
+            self._endpoint.receive(rank, header.key, None, drop)
             return
         self._unexpected.add(part)
         if header.bucket == HEAD:
@@ -242,19 +245,21 @@ class P2PEngine:
     def _send_part(
         self, op: P2POp, rank: int, header: Header, payload: Buffer, *, priority: Priority, order: tuple[int, int]
     ) -> None:
+        size = payload.nbytes
+
         def end(error: TransportError | None) -> None:
             if ticket in op.tickets:
                 op.tickets.remove(ticket)
             if header.bucket == BODY:
                 self._bodies.pop((rank, op.key(rank, header.step, ASK)), None)
             if error is None:
-                op.work.progress(payload.nbytes)
+                op.work.progress(size)
                 self._settle(op)
             else:
                 self._failed(op, error)
 
         ticket = self._endpoint.send(
-            rank, header, payload if payload.nbytes else None, priority=priority, order=order, on_end=end
+            rank, header, payload if size else None, priority=priority, order=order, on_end=end
         )
         op.tickets.append(ticket)
 
@@ -329,7 +334,7 @@ class P2PEngine:
             if part in self._posted:  # again, and that takes what is left
                 self._posted[part] += max(left, 0)
                 return
-            told = functools.partial(self._told_while_sending, part) if key.bucket == ASK else _drop
+            told = functools.partial(self._told_while_sending, part) if key.bucket == ASK else drop
             for _ in range(left):
                 self._endpoint.receive(rank, key, None, told)
 
@@ -341,7 +346,7 @@ class P2PEngine:
         self._asks.ended(part)
         if part in self._unexpected:
             self._unexpected.discard(part)
-            self._endpoint.receive(rank, part[1], None, _drop)
+            self._endpoint.receive(rank, part[1], None, drop)
 
     def _send_void(self, op: P2POp, rank: int, number: int, *, inline: bool) -> None:
         """Say that a message will not come, so that its receiver does not wait for it."""
@@ -389,16 +394,18 @@ class P2PEngine:
 
     def _post_body(self, op: P2POp, rank: int, number: int, view: TensorView) -> None:
         op.body_posted = True
+        wanted = (view.dtype, view.data.nbytes)
 
         def body(received: Received) -> None:
             self._asks.ended((rank, received.header.key))
             op.refuse = None
             if not received.header.dtype:
                 self.fail(op, CancelledError(f"{self._name(op, rank)} gave the message up"))
-            elif (received.header.dtype, received.header.length) != (view.dtype, view.data.nbytes):
-                self.fail(op, op.mismatch(self._name(op, rank), received.header.dtype, received.header.shape, view))
+            elif (received.header.dtype, received.header.length) != wanted:
+                header = received.header
+                self.fail(op, op.mismatch(self._name(op, rank), header.dtype, header.shape))
             else:
-                op.work.progress(view.data.nbytes)
+                op.work.progress(received.header.length)
 
         self._receive_part(op, rank, number, BODY, view.data, body)
         self._asks.ask(op, rank, number)
@@ -431,7 +438,7 @@ class P2PEngine:
             op.work.bytes_total = size
         view = op.into
         if (dtype, size) != (view.dtype, view.data.nbytes):
-            self.fail(op, op.mismatch(self._name(op, rank), dtype, shape, view))
+            self.fail(op, op.mismatch(self._name(op, rank), dtype, shape))
         elif inline:
             view.data[:] = received.payload
             op.work.progress(size)
@@ -497,6 +504,7 @@ class P2PEngine:
                 op.error = error
             except Exception as cause:  # noqa: BLE001 - the caller's memory is gone or has changed its size
                 op.error = unforeseen(f"unpacking the result of {op.work.what}", cause)
+        op.payload = op.into = op.void = op.refuse = None  # closures know the op, and it knows some of them
         op.work.finish(op.result, op.error)
 
     def _skip(self, op: P2POp, rank: int) -> None:
@@ -509,7 +517,3 @@ class P2PEngine:
             op.work.source = None
             self._any_source.put_back(op)
             self._match_or_fail(op)
-
-
-def _drop(_received: Received | None, _error: TransportError | None) -> None:
-    """Nobody wants it."""

@@ -75,9 +75,10 @@ class P2POp:
             length=content.data.nbytes if isinstance(content, TensorView) else content.nbytes,
         )
 
-    def mismatch(self, peer: str, dtype: str, shape: tuple[int, ...], view: TensorView) -> PeerError:
+    def mismatch(self, peer: str, dtype: str, shape: tuple[int, ...]) -> PeerError:
         """The error where a peer's message does not fit the target."""
-        sent, taken = f"{dtype}{list(shape)}", f"{view.dtype}{list(view.shape)}"
+        taken = f"{self.into.dtype}{list(self.into.shape)}" if self.into else "nothing"
+        sent = f"{dtype}{list(shape)}"
         return PeerError(peer, f"{self.work.what}: it sent {sent} where {taken} is taken")
 
 
