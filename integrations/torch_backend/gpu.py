@@ -6,9 +6,13 @@ Staging goes through these calls alone, so that its order can be tested where th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
+
+from hive_qos.errors import MisuseError
 
 _cuda: Any = torch.cuda  # its constructors have no types
 
@@ -16,8 +20,8 @@ _cuda: Any = torch.cuda  # its constructors have no types
 class Event(Protocol):
     """A place in a stream."""
 
-    def synchronize(self) -> None:
-        """Block until all that was queued before it is done. The GIL is free meanwhile."""
+    def query(self) -> bool:
+        """Whether all that was queued before it is done. Raises where the GPU has failed."""
 
 
 class Stream(Protocol):
@@ -33,8 +37,15 @@ class Stream(Protocol):
 class Gpu(Protocol):
     """The GPUs of one device type."""
 
+    def current(self, device: torch.device) -> AbstractContextManager[object]:
+        """Have the calling thread work with this GPU: CUDA makes a context on any other one that it asks (0.5 GB)."""
+
     def current_stream(self, device: torch.device) -> Stream:
-        """The stream on which the calling thread queues its work."""
+        """The stream on which the calling thread queues its work.
+
+        Raises:
+            MisuseError: its work is recorded, to be done over and over, as nobody outside of the GPU can.
+        """
 
     def new_stream(self, device: torch.device) -> Stream:
         """A stream beside the callers'."""
@@ -43,13 +54,20 @@ class Gpu(Protocol):
         """Contiguous page-locked host memory of a tensor's shape and dtype; its content is undefined."""
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
-        """Queue a copy between pinned memory and a GPU, and keep both memories until it is done."""
+        """Queue a copy between pinned memory and a GPU. Pinned memory stays until it is done; the caller keeps what it
+        writes on the GPU. (Of that which it reads, what comes once it is gone is wanted by nobody.)"""
 
 
 class Cuda:
     """CUDA, and what torch calls by that name (ROCm)."""
 
+    def current(self, device: torch.device) -> AbstractContextManager[object]:
+        entered: AbstractContextManager[object] = _cuda.device(device)
+        return entered
+
     def current_stream(self, device: torch.device) -> Any:
+        if torch.cuda.is_current_stream_capturing():
+            raise MisuseError("a CUDA graph cannot record what hive carries: end its capture before")
         return torch.cuda.current_stream(device)
 
     def new_stream(self, device: torch.device) -> Any:
@@ -61,9 +79,13 @@ class Cuda:
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
         with torch.cuda.stream(stream):
             target.copy_(source, non_blocking=True)
-        # torch keeps pinned memory by itself. The GPU's it would hand to the stream that allocated it at once.
-        (target if target.is_cuda else source).record_stream(stream)
+        # No `record_stream`: torch would abort the process where it frees such memory of a GPU that has failed.
 
 
 GPUS: dict[str, Gpu] = {"cuda": Cuda()}
 """By device type: what can be staged beside CPU tensors."""
+
+
+def working_with(devices: Sequence[torch.device]) -> AbstractContextManager[object]:
+    """As `Gpu.current`, of the first of an operation's devices that is a GPU, if there is one."""
+    return next((gpu.current(one) for one in devices if (gpu := GPUS.get(one.type))), nullcontext())

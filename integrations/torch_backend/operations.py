@@ -12,6 +12,7 @@ import itertools
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -21,9 +22,10 @@ import torch
 import transport
 from hive_qos.errors import CancelledError, HiveError, MisuseError, TimedOutError
 from integrations.torch_backend.completion_threads import CompletionThreads, FirstInFirstOut
+from integrations.torch_backend.gpu import working_with
 from integrations.torch_backend.options import GroupOptions
 from integrations.torch_backend.staging import InPieces, Staged, finish_all, until_all_ready
-from integrations.torch_backend.work import HiveWork
+from integrations.torch_backend.work import WAITING, HiveWork
 from integrations.torch_backend.world import World, connected, group_name_of
 from transport.collectives import calls
 
@@ -82,7 +84,7 @@ class Operations:
         self.abort_hooks: dict[int, Callable[[], None]] = {}
         self.sequence = 0
         self.on_close: list[Callable[[], None]] = []
-        self._order = FirstInFirstOut(THREADS)
+        self._order, self._messages = FirstInFirstOut(THREADS), FirstInFirstOut(THREADS)
         self._running: set[HiveWork] = set()
         self._numbers = itertools.count(1)
         self._extensions: list[_Extension] = []
@@ -238,7 +240,7 @@ class Operations:
         priority: transport.Priority | None = None,
         finish: Callable[[], None] | None = None,
     ) -> HiveWork:
-        """Start an operation behind those before it.
+        """Start an operation behind those before it, a message behind the messages.
 
         Args:
             what: its name, for errors.
@@ -264,14 +266,16 @@ class Operations:
         sequence = self.sequence
         if finish is None and not all(one.in_place for one in staged):
             finish = functools.partial(finish_all, staged)
+        devices = _gpus_of([one.tensor for one in staged])
         work = HiveWork(
             f"{what} {sequence} of group {self.group.name}" if collective else f"{what} in group {self.group.name}",
             result=result,
-            devices=_gpus_of([one.tensor for one in staged]),
+            devices=devices,
             sequence=sequence,
             threads=THREADS,
             finish=finish,
         )
+        self._have_wait(staged, work.what, limit_s)
 
         later = start if isinstance(start, Later) else None
         known = [] if callable(start) or isinstance(start, Later) else list(start)
@@ -293,7 +297,8 @@ class Operations:
                 work.fail(CancelledError(f"{work.what}: the process group was closed") if closed else error)
                 return
             if pieces is not None:
-                pieces.follow()
+                with working_with(devices):
+                    pieces.follow()
 
         def failed(error: Exception) -> None:
             """Its input never became ready (a GPU failed, or a rank): our next one must not be taken for this one."""
@@ -303,14 +308,22 @@ class Operations:
                     self.group.give_up(f"{work.what}: its input could not be read: {error}")
 
         pending = [one for one in staged if one.pending]
-        until_ready = (lambda: until_all_ready(pending)) if pending else None
         pieces = None
         if len(known) == len(pending) == 1 and pending[0].in_pieces:
             pieces = InPieces(pending[0])
-            known, until_ready = [replace(known[0], partial=pieces.partial)], pieces.begin
-        if later:
-            until_ready = lambda: known.extend(later.known())  # noqa: E731
-        self._order.start(begin, until_ready=until_ready, late=late, failed=failed)
+            known = [replace(known[0], partial=pieces.partial)]
+
+        def until_ready() -> None:
+            with working_with(devices):
+                if later is not None:
+                    known.extend(later.known())
+                elif pieces is not None:
+                    pieces.begin()
+                else:
+                    until_all_ready(pending)
+
+        order = self._order if collective else self._messages
+        order.start(begin, until_ready=until_ready if pending or later else None, late=late, failed=failed)
         if collective:
             self._running.add(work)
         for extension in extensions:
@@ -319,6 +332,19 @@ class Operations:
             self._region.works.append(work)
         work.tell(lambda: self._ended(work))
         return work
+
+    def _have_wait(self, staged: Sequence[Staged], what: str, limit_s: float) -> None:
+        """Let tensors wait for their GPU for so long at most, and no longer than the group is open."""
+        give_up_s = time.monotonic() + limit_s
+
+        def check() -> None:
+            if self._closed.locked():
+                raise CancelledError(f"{what}: the process group was closed")
+            if time.monotonic() > give_up_s:
+                raise TimedOutError(f"{what}, {WAITING}", timeout_s=limit_s)
+
+        for one in staged:
+            one.check = check
 
     def _ended(self, work: HiveWork) -> None:
         self._running.discard(work)

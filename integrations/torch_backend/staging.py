@@ -9,12 +9,15 @@ The order of a GPU tensor's copies
 - Copies back have a stream of their own: in one stream they would wait for the next bucket's, which waits for its
   gradients. The event is waited for by the finishing thread, so that one slow caller holds up nobody else's.
 - The copy back is done before anybody is told that the operation has ended. Whichever stream reads next finds it.
+- Waiting asks again and again. It ends with the group, or when the operation's time is over, and leaves the core to
+  others: CUDA's own waiting does neither.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -25,6 +28,9 @@ from transport.collectives.partial_input import PartialInput
 PIECE_BYTES = 4 * 2**20
 """A third of a millisecond over PCI Express 3.0 x16 (12 GB/s): some ten times what it takes to begin a copy and to wait
 for it, and a hundredth of what 1 Gbit/s takes for it."""
+
+PAUSE_S_MIN, PAUSE_S_MAX = 20e-6, 1e-3
+"""Between two questions whether a GPU is so far. The first is short beside a copy, the last beside a step."""
 
 
 class Staged:
@@ -43,6 +49,8 @@ class Staged:
         self._write = write
         self._gpu: Gpu | None = None
         self._copied: list[tuple[int, Event]] = []
+        self.check: Callable[[], None] = _anybody_waits
+        """Raises where nobody waits for the GPU any more."""
         source = self.tensor
         plain = source.is_contiguous() and not source.is_conj() and not source.is_neg()
         if source.device.type == "cpu":
@@ -55,7 +63,7 @@ class Staged:
         elif (gpu := GPUS.get(source.device.type)) is not None:
             self._gpu = gpu
             if read:  # of one that is lazily conjugated torch would conjugate the host's copy before that has come
-                source = source.resolve_conj().resolve_neg()
+                self._source = source = source.resolve_conj().resolve_neg()
             self._called = gpu.current_stream(source.device).record_event()
             self.memory = gpu.pinned(source)
             if read:
@@ -84,15 +92,23 @@ class Staged:
         return len(self._copied) > 1
 
     def until_ready(self) -> None:
-        """Block until the memory holds the tensor's values. The GIL is free meanwhile."""
+        """Block until the memory holds the tensor's values."""
         for _ in self.arriving():
             pass
 
     def arriving(self) -> Iterator[int]:
         """Block until more of the memory holds the tensor's values, from its beginning; how many bytes do."""
         for ready_bytes, event in self._copied:
-            event.synchronize()
+            self.wait(event)
             yield ready_bytes
+
+    def wait(self, event: Event) -> None:
+        """Block until the GPU is so far; raises what `check` does. The GIL is free meanwhile."""
+        pause_s = PAUSE_S_MIN
+        while not event.query():
+            self.check()
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
     @property
     def in_place(self) -> bool:
@@ -109,7 +125,7 @@ class Staged:
                 self.tensor.copy_(self.memory)
                 return None
             self.until_ready()  # who is alone in a group has sent nothing, and waited for none of it
-            self._called.synchronize()
+            self.wait(self._called)
             stream = _stream_of(self._gpu, self.tensor.device, _Way.FROM_HOST)
             self._gpu.copy(self.tensor, self.memory, stream)
             return stream.record_event()
@@ -147,9 +163,9 @@ def until_all_ready(staged: Sequence[Staged]) -> None:
 
 def finish_all(staged: Sequence[Staged]) -> None:
     """Bring what was received to every tensor that was written, and return when it is there."""
-    for event in [one.bring_back() for one in staged]:
+    for one, event in [(one, one.bring_back()) for one in staged]:
         if event is not None:
-            event.synchronize()
+            one.wait(event)
 
 
 def _pieces(memory: torch.Tensor, source: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -158,6 +174,10 @@ def _pieces(memory: torch.Tensor, source: torch.Tensor) -> Iterator[tuple[torch.
         return iter([(memory, source)])
     elems = PIECE_BYTES // source.element_size()
     return zip(torch.split(memory.view(-1), elems), torch.split(source.view(-1), elems), strict=True)
+
+
+def _anybody_waits() -> None:
+    return None
 
 
 class _Way(enum.Enum):

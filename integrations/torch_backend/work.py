@@ -33,10 +33,12 @@ import transport
 from hive_qos.errors import MisuseError, TimedOutError, TransportError
 from integrations.torch_backend.completion_threads import CompletionThreads
 from integrations.torch_backend.errors import as_torch_error
+from integrations.torch_backend.gpu import working_with
 from transport.work import End, wait_until
 
 _log = logging.getLogger("integrations.torch")
 
+WAITING = "waiting for tensors on their devices, or for the sizes of a sparse one"
 NO_LIMIT = timedelta(0)
 """torch's way to say that a wait has no timeout of its own."""
 
@@ -90,7 +92,7 @@ class HiveWork(dist.Work):
         sequence: int,
         threads: CompletionThreads,
         finish: Callable[[], None] | None = None,
-        before: str = "waiting for tensors on their devices, or for the sizes of a sparse one",
+        before: str = WAITING,
     ) -> None:
         super().__init__()
         self.what, self._before = what, before
@@ -106,7 +108,7 @@ class HiveWork(dist.Work):
         self._parts: tuple[transport.Work, ...] = ()
         self._expected = 0
         self._ends = itertools.count(1)
-        self._devices: list[int | str | torch.device] = list(devices)
+        self._devices = list(devices)
         self._futures: list[tuple[Any, Any]] = []
         self._roots: collections.deque[Any] = collections.deque()  # whoever takes one completes it
 
@@ -141,7 +143,7 @@ class HiveWork(dist.Work):
 
     def get_future(self) -> Any:
         if not self._futures:
-            root: Any = torch.futures.Future(devices=self._devices or None)
+            root: Any = torch.futures.Future(devices=[*self._devices] or None)
             made = root, root.then(self._outcome)
             self._futures.append(made)
             if self._futures[0] is made:  # two threads may come here together, or a signal's handler in between
@@ -232,7 +234,8 @@ class HiveWork(dist.Work):
                 break
         if outcome.error is None and self._finish is not None:
             try:
-                self._finish()
+                with working_with(self._devices):
+                    self._finish()
             except Exception as error:  # noqa: BLE001 - a copy to a GPU that failed, or a mistake: whoever waits is told
                 outcome.error = error
         self._finish = None  # it holds the staging memory
@@ -242,7 +245,9 @@ class HiveWork(dist.Work):
 
     def _complete_future(self) -> None:
         with contextlib.suppress(IndexError):  # there is none, or it is complete
-            self._roots.popleft().set_result(None)
+            root = self._roots.popleft()
+            with working_with(self._devices):  # callbacks run there, and torch gives them the device of this thread
+                root.set_result(None)
 
 
 def _guarded(callback: Callable[[], None]) -> None:

@@ -6,7 +6,6 @@ connection that is known to be lost, and says so. Connections close when the las
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import os
 import threading
@@ -19,8 +18,6 @@ from integrations.torch_backend.store_rendezvous import StoreRendezvous, setting
 NAME_BYTES_MAX = 64
 """The transport's limit of a group's name."""
 CLOSE_S = 5.0
-EXIT_CLOSE_S = 1.0
-"""At the interpreter's end nobody waits long for peers that are perhaps gone."""
 
 
 class World:
@@ -157,15 +154,3 @@ def group_name_of(group_id: str) -> str:
     if len(group_id.encode()) <= NAME_BYTES_MAX:
         return group_id
     return hashlib.sha256(group_id.encode()).hexdigest()
-
-
-def _close_all() -> None:
-    """Say goodbye at the interpreter's end, so that the others learn of it at once and not from silence."""
-    with _lock:
-        worlds = [world for world in _worlds if world.process == os.getpid()]
-        _worlds.clear()
-    for world in worlds:
-        world.group.close(timeout_s=EXIT_CLOSE_S)
-
-
-atexit.register(_close_all)

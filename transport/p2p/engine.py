@@ -23,9 +23,9 @@ from dataclasses import dataclass, replace
 from hive_qos.errors import CancelledError, ConnectionLostError, HiveError, PeerError, TimedOutError, TransportError
 from transport.engine.base import Buffer, Priority, Received
 from transport.mesh.endpoint import RANK_BITS, Endpoint, Ticket
-from transport.p2p.any_source import AnySource
 from transport.mesh.inbox import drop
 from transport.mesh.outbox import forget
+from transport.p2p.any_source import AnySource
 from transport.p2p.asks import WITHDRAWN, Asks, refusal_in
 from transport.p2p.operation import ASK, BODY, GROUP_SUFFIX, HEAD, VOID, P2POp, describe, described
 from transport.p2p.sequence_numbers import SequenceNumbers

@@ -1,13 +1,15 @@
 """A GPU in memory that does its work as late as it may: who forgets to wait reads or loses the wrong values.
 
-Work is done only when an event is synchronised with, and then only what comes before that event. `finish_everything`
+Work is done only when somebody asks for an event, and then only what comes before that event. `finish_everything`
 does the rest, as a real GPU does sooner or later.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -15,6 +17,10 @@ import torch
 
 class StuckError(Exception):
     """Somebody waits for work that cannot be done yet."""
+
+
+class BusyError(Exception):
+    """A stream is not so far: to be asked again."""
 
 
 class GpuTensor(torch.Tensor):
@@ -48,6 +54,11 @@ class LazyEvent:
         self._stream = stream
         self.done = False
 
+    def query(self) -> bool:
+        with contextlib.suppress(BusyError):
+            self.synchronize()
+        return self.done
+
     def synchronize(self) -> None:
         while not self.done:
             self._stream.do_one()
@@ -61,7 +72,7 @@ class LazyStream:
         self.queue: deque[Callable[[], None]] = deque()
 
     def do(self, work: Callable[[], object]) -> None:
-        """Queue some work; it raises `StuckError` as long as it cannot be done."""
+        """Queue some work; it raises `StuckError`, or `BusyError`, as long as it cannot be done."""
         self.queue.append(work)
 
     def do_one(self) -> None:
@@ -83,6 +94,9 @@ class LazyGpu:
     def __init__(self) -> None:
         self.caller = LazyStream()
         self.streams = [self.caller]
+
+    def current(self, device: torch.device) -> AbstractContextManager[object]:
+        return nullcontext()
 
     def current_stream(self, device: torch.device) -> LazyStream:
         return self.caller

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from lazy_gpu import GpuTensor, LazyGpu, StuckError
+from lazy_gpu import BusyError, GpuTensor, LazyGpu, StuckError
 from patience import wait_until
 
 import transport
@@ -373,15 +373,48 @@ def test_a_gpu_that_fails_behind_the_first_piece_fails_the_collective_and_not_th
     assert str(partials[0].failure) == "an illegal address"
 
 
+def compute_for_ever() -> None:
+    raise BusyError
+
+
+def test_an_operation_whose_gpu_hangs_ends_by_its_timeout_and_those_behind_it_begin(
+    collectives: Collectives, group: FakeGroup, gpu: LazyGpu
+) -> None:
+    gpu.caller.do(compute_for_ever)
+    work = collectives.allreduce([GpuTensor(torch.ones(1))], SUM, timeout_s=0.05)
+    collectives.barrier()
+    with pytest.raises(TimedOutError, match="waiting for tensors on their devices"):
+        work.wait()
+    wait_until(lambda: [name for name, _ in group.started] == ["give_up", "barrier"])
+
+
+def test_what_is_only_received_on_a_gpu_that_hangs_ends_by_its_timeout(
+    collectives: Collectives, group: FakeGroup, gpu: LazyGpu
+) -> None:
+    gpu.caller.do(compute_for_ever)
+    work = collectives.broadcast([GpuTensor(torch.ones(1))], 1, timeout_s=0.05)
+    group.works[0].finish()
+    with pytest.raises(TimedOutError, match="waiting for tensors on their devices"):
+        work.wait()
+
+
+def test_a_message_does_not_wait_for_a_collective_that_waits_for_its_input(
+    collectives: Collectives, group: FakeGroup, gpu: LazyGpu
+) -> None:
+    gpu.caller.do(compute_for_ever)
+    collectives.allreduce([GpuTensor(torch.ones(1))], SUM)
+    collectives.recv(torch.ones(1), 1, 0)
+    assert [name for name, _ in group.started] == ["recv"]
+    collectives.close()
+
+
 def test_of_an_operation_whose_input_is_on_its_way_a_wait_says_so_and_closing_cancels_it(
     collectives: Collectives, group: FakeGroup, gpu: LazyGpu
 ) -> None:
-    computing = threading.Event()
-
     def closed(_prepared: list[Call]) -> None:
         raise MisuseError("group 0 has been closed")
 
-    gpu.caller.do(lambda: computing.wait(30))
+    gpu.caller.do(compute_for_ever)
     work = collectives.allreduce([GpuTensor(torch.ones(1))], SUM)
     behind = collectives.allreduce([torch.ones(1)], SUM)
     for one in (work, behind):
@@ -389,7 +422,6 @@ def test_of_an_operation_whose_input_is_on_its_way_a_wait_says_so_and_closing_ca
             one.wait(timedelta(seconds=0.01))
     group.on_start = closed
     collectives.close()
-    computing.set()
     for one in (work, behind):
         with pytest.raises(CancelledError, match="the process group was closed"):
             one.wait()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from lazy_gpu import GpuTensor, LazyGpu, StuckError
+from patience import wait_until
 
 from hive_qos.errors import MisuseError
 from integrations.torch_backend import staging
@@ -177,6 +178,28 @@ def test_a_finished_bucket_does_not_wait_for_the_gradients_of_the_next(gpu: Lazy
     assert following[0].memory.eq(5).all()
 
 
+def test_waiting_for_a_gpu_that_is_never_so_far_ends_when_nobody_waits_any_more(gpu: LazyGpu) -> None:
+    class Event:
+        """Of a stream in which something hangs."""
+
+        asked = 0
+
+        def query(self) -> bool:
+            self.asked += 1
+            return False
+
+    def check() -> None:
+        if event.asked == 4:
+            raise StuckError
+
+    event = Event()
+    staged = Staged(zeros(), read=True, write=True)
+    staged.check = check
+    with pytest.raises(StuckError):
+        staged.wait(event)
+    assert event.asked == 4
+
+
 def test_a_large_tensor_is_there_piece_by_piece_and_the_first_does_not_wait_for_the_last(
     gpu: LazyGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,7 +265,8 @@ def test_a_gpu_does_a_streams_work_in_order_and_waits_for_events_of_others(kind:
     other.wait_event(one.record_event())
     back = gpu.pinned(values)
     gpu.copy(back, on_gpu, other)
-    other.record_event().synchronize()
+    done = other.record_event()
+    wait_until(done.query)
     assert back.eq(2).all()
 
 

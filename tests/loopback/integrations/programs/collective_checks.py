@@ -397,6 +397,22 @@ def a_sparse_all_reduce_returns_before_the_others_have_called_it(rank: int, size
 
 
 @check
+def a_message_does_not_wait_for_a_sparse_all_reduce(rank: int, size: int) -> None:
+    """So large that its sender waits for the receive, before it calls the all-reduce."""
+    tensor = torch.sparse_coo_tensor([[rank]], torch.tensor([1.0]), (size,))
+    message = data(1, 1_000_000)
+    if rank == 1:
+        dist.send(message, 0)
+    work = dist.all_reduce(tensor, async_op=True)
+    if rank == 0:
+        received = torch.empty_like(message)
+        dist.recv(received, 1)
+        same(received, message)
+    work.wait()
+    same(tensor.to_dense(), torch.ones(size))
+
+
+@check
 def a_rank_that_cannot_begin_a_sparse_all_reduce_keeps_its_place_among_the_others(rank: int, size: int) -> None:
     tensor = torch.sparse_coo_tensor([[rank]], torch.tensor([1.0]), (size,))
     op = dist.ReduceOp.MAX if rank == 1 else dist.ReduceOp.SUM
