@@ -15,7 +15,8 @@ decodes to NaN altogether: an overflow in training stays visible. BFLOAT16 keeps
 
 Error feedback (Seide et al., 2014; Karimireddy et al., 2019): with a residual, x is the value plus what the residual
 holds, which then becomes x minus what x decodes to, or 0 where that is not finite. So what is left out of one message
-is in the next of the same values, and over many of them nothing is lost.
+is in the next of the same values, and over many of them nothing is lost. A residual is in units of the result: a value
+that is yet to be divided by n is owed n times as much. So nothing is lost either if n or the rank that divides changes.
 """
 
 from __future__ import annotations
@@ -76,19 +77,23 @@ def encoded_bytes(elems: int, codec: Codec) -> int:
     return scales + (elems if codec is Codec.INT8 else -(-elems // 2))
 
 
-def encode(target: memoryview, source: memoryview, residual: memoryview | None, *, codec: Codec) -> None:
+def encode(
+    target: memoryview, source: memoryview, residual: memoryview | None, *, codec: Codec, divisor: int | None = None
+) -> None:
     """Encode values, see the module.
 
     Args:
         target: `encoded_bytes` of them, written.
         source: float32.
         residual: float32, as many, read and written; None: without error feedback.
+        divisor: what the values are yet to be divided by, None for nothing. The residual's are divided.
     """
+    divide_by = np.float32(divisor or 1)
     with np.errstate(all="ignore"):  # infinities and NaNs are values here
         values = np.frombuffer(source, dtype=np.float32)
         owed = None if residual is None else np.frombuffer(residual, dtype=np.float32)
         if owed is not None:
-            values = values + owed
+            values = values + owed * divide_by
         if codec is Codec.BFLOAT16:
             np.frombuffer(target, dtype=np.uint8)[:] = narrow_bfloat16(values).view(np.uint8)
         else:
@@ -96,7 +101,7 @@ def encode(target: memoryview, source: memoryview, residual: memoryview | None, 
         if owed is not None:
             decoded = np.empty_like(values)
             decode(decoded.view(np.uint8).data, target, codec=codec)
-            left = values - decoded
+            left = (values - decoded) / divide_by
             owed[:] = np.where(np.isfinite(left), left, np.float32(0))
 
 

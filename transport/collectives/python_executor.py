@@ -37,6 +37,7 @@ class PythonExecutor(Executor):
         super().__init__(*args, **arguments)
         schedule = self._schedule
         self._buffers = self.call.buffers
+        self._divisor = self.call.context.size if self.call.reduce_op is ReduceOp.MEAN else None
         scratch = np.empty(schedule.scratch_bytes, dtype=np.uint8)
         self._scratch = scratch.data if scratch.nbytes else memoryview(bytearray())
         self._open = len(schedule.rows)
@@ -102,7 +103,7 @@ class PythonExecutor(Executor):
                 self._receive(index, step)
             case Op.REDUCE:
                 target, *sources = map(self._memory, step.regions)
-                divisor = self.call.context.size if self._divides(step) else None
+                divisor = self._divisor if step.flags & FINISH else None
                 reduce_into(target, sources, dtype=self.call.dtype, op=self.call.reduce_op, divisor=divisor)
                 self._done(index)
             case Op.COPY:
@@ -111,15 +112,13 @@ class PythonExecutor(Executor):
                 self._done(index)
             case Op.ENCODE:
                 encoded, source, *residual = map(self._memory, step.regions)
-                encode(encoded, source, residual[0] if residual else None, codec=Codec(step.codec))
+                divisor = None if step.flags & FINISH else self._divisor
+                encode(encoded, source, residual[0] if residual else None, codec=Codec(step.codec), divisor=divisor)
                 self._done(index)
             case Op.DECODE:
                 target, encoded = map(self._memory, step.regions)
                 decode(target, encoded, codec=Codec(step.codec))
                 self._done(index)
-
-    def _divides(self, step: Step) -> bool:
-        return self.call.reduce_op is ReduceOp.MEAN and bool(step.flags & FINISH)
 
     def _done(self, index: int) -> None:
         self._open -= 1

@@ -22,7 +22,7 @@ it says so. A message is matched by sender, receiver and `part`, which both side
 within one schedule no two sends to one peer have the same part. The operator and the element type are the call's, not
 the schedule's. REDUCE computes ((x0 op x1) op x2) in the accumulator's type (float32 for 16-bit floats) and rounds
 once. MEAN adds; a step with the flag FINISH then divides by the number of ranks, before it rounds. So partial sums may
-be formed first.
+be formed first. ENCODE has the flag where its source is a result, in whose units the residual is.
 
 `encoded` is the bytes that a native executor takes, little-endian: the header HEADER, then all STEP, then all REGION,
 then the `after` numbers as uint32. Steps refer to their regions and `after` numbers by first index and count.
@@ -47,7 +47,7 @@ SCRATCH_ALIGN_BYTES = 64
 """What `Builder.scratch` hands out begins at multiples of this: a cache line, and any vector register."""
 MAGIC = b"HCS1"
 FINISH = 1
-"""Flag of a reduction: its result is final, so MEAN divides."""
+"""Flag of a reduction: its result is final, so MEAN divides. Of an encoding: its source was final."""
 
 HEADER = np.dtype(
     [("magic", "S4"), ("steps", "<u4"), ("regions", "<u4"), ("after", "<u4"), ("scratch_bytes", "<u8")]
@@ -208,10 +208,17 @@ class Builder:
         return self._add(Op.COPY, (target, source), after)
 
     def encode(
-        self, target: Region, source: Region, residual: Region | None, after: Iterable[int] = (), *, codec: int
+        self,
+        target: Region,
+        source: Region,
+        residual: Region | None,
+        after: Iterable[int] = (),
+        *,
+        codec: int,
+        finish: bool,
     ) -> int:
         regions = (target, source) if residual is None else (target, source, residual)
-        return self._add(Op.ENCODE, regions, after, codec=codec)
+        return self._add(Op.ENCODE, regions, after, flags=FINISH if finish else 0, codec=codec)
 
     def decode(self, target: Region, source: Region, after: Iterable[int] = (), *, codec: int) -> int:
         return self._add(Op.DECODE, (target, source), after, codec=codec)

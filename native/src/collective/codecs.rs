@@ -45,10 +45,20 @@ impl Codec {
 
     /// Encode `elems` values; with a residual, what is left out of them is kept there for the next time.
     ///
+    /// `divisor`: what the values are yet to be divided by. The residual's are divided.
+    ///
     /// # Safety
     /// `target` is writable for `encoded_bytes(elems)`, `source` readable and `residual` both for `elems` values. None of
     /// them overlap.
-    pub unsafe fn encode(self, target: *mut u8, source: *const u8, residual: Option<*mut u8>, elems: usize) {
+    pub unsafe fn encode(
+        self,
+        target: *mut u8,
+        source: *const u8,
+        residual: Option<*mut u8>,
+        elems: usize,
+        divisor: usize,
+    ) {
+        let divisor = divisor as f32;
         let mut block = [0.0_f32; BLOCK_ELEMS];
         let mut decoded = [0.0_f32; BLOCK_ELEMS];
         let mut written = 0;
@@ -67,14 +77,14 @@ impl Codec {
                 values
                     .iter_mut()
                     .zip(owed.iter())
-                    .for_each(|(value, owed)| *value += owed);
+                    .for_each(|(value, owed)| *value += owed * divisor);
             }
             self.encode_block(encoded, values);
             if let Some(residual) = residual {
                 let left = &mut decoded[..values.len()];
                 self.decode_block(left, encoded);
                 for (left, value) in left.iter_mut().zip(values.iter()) {
-                    let difference = value - *left;
+                    let difference = (value - *left) / divisor;
                     *left = if difference.is_finite() { difference } else { 0.0 };
                 }
                 // SAFETY: as above, and the residual is writable.

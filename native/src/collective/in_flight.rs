@@ -243,7 +243,7 @@ impl InFlight {
                     run.awaits(step);
                     self.post(&run, index, step);
                 }
-                Kind::Reduce { .. } | Kind::Copy | Kind::Encode(_) | Kind::Decode(_) => {
+                Kind::Reduce { .. } | Kind::Copy | Kind::Encode { .. } | Kind::Decode(_) => {
                     self.computations[run.call.level].push_back((number, index))
                 }
             }

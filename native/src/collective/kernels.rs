@@ -99,6 +99,8 @@ type Run = unsafe fn(target: *mut u8, sources: &[*const u8], elems: usize, size:
 pub struct Kernel {
     run: Run,
     item_bytes: usize,
+    /// Whether it is a mean's.
+    pub divides: bool,
 }
 
 impl Kernel {
@@ -122,6 +124,7 @@ impl Kernel {
         Some(Self {
             run,
             item_bytes: dtype.item_bytes(),
+            divides: op == ReduceOp::Mean,
         })
     }
 

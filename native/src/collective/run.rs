@@ -263,10 +263,12 @@ impl Run {
             }
             // SAFETY: as above. What a rank keeps may lie in its own place.
             (Kind::Copy, _) => unsafe { std::ptr::copy(sources[0], target, length) },
-            (Kind::Encode(codec), _) => {
+            (Kind::Encode { codec, finish }, kernel) => {
                 let residual = regions.get(2).map(|one| self.address(one));
+                let divides_later = !finish && kernel.is_some_and(|kernel| kernel.divides);
+                let divisor = if divides_later { self.call.peers.len() } else { 1 };
                 // SAFETY: as above: the lengths are the codec's, target and residual can be written, none overlap.
-                unsafe { codec.encode(target, sources[0], residual, regions[1].len() / VALUE_BYTES) };
+                unsafe { codec.encode(target, sources[0], residual, regions[1].len() / VALUE_BYTES, divisor) };
             }
             // SAFETY: as above.
             (Kind::Decode(codec), _) => unsafe { codec.decode(target, sources[0], length / VALUE_BYTES) },

@@ -51,8 +51,9 @@ pub enum Kind {
     Reduce { finish: bool },
     /// Copy the second region to the first.
     Copy,
-    /// Encode the float32 values of the second region into the first; a third one holds what is left out.
-    Encode(Codec),
+    /// Encode the float32 values of the second region into the first; a third one holds what is left out. It is in units
+    /// of the result: where `finish` says that the values are not, a mean's are divided first.
+    Encode { codec: Codec, finish: bool },
     /// Decode the second region into float32 values, the first.
     Decode(Codec),
 }
@@ -172,7 +173,7 @@ impl Schedule {
             Kind::Send | Kind::Receive => regions.len() == 1,
             Kind::Reduce { .. } => regions.len() >= 2,
             Kind::Copy | Kind::Decode(_) => regions.len() == 2,
-            Kind::Encode(_) => matches!(regions.len(), 2 | 3),
+            Kind::Encode { .. } => matches!(regions.len(), 2 | 3),
         };
         if !wanted {
             return Err(format!("{:?} of {} regions", step.kind, regions.len()));
@@ -180,7 +181,7 @@ impl Schedule {
         let target = &regions[0];
         let target_count = usize::from(step.kind != Kind::Send);
         let residual = match step.kind {
-            Kind::Encode(_) => regions.get(2),
+            Kind::Encode { .. } => regions.get(2),
             _ => None,
         };
         let read_only = |one: &&Region| call.buffers.get(one.buffer).is_some_and(|buffer| !buffer.writable);
@@ -199,7 +200,7 @@ impl Schedule {
         if matches!(step.kind, Kind::Reduce { .. }) && !call.reduces {
             return Err("values of this type cannot be reduced so".to_owned());
         }
-        if let Kind::Encode(codec) | Kind::Decode(codec) = step.kind {
+        if let Kind::Encode { codec, .. } | Kind::Decode(codec) = step.kind {
             return check_coding(codec, step.kind, regions);
         }
         for source in &regions[1..] {
@@ -217,7 +218,7 @@ impl Schedule {
 /// Regions of values, of equal length, and one of what they are encoded to; none may overlap another.
 fn check_coding(codec: Codec, kind: Kind, regions: &[Region]) -> Result<(), String> {
     let (encoded, values) = match kind {
-        Kind::Encode(_) => (&regions[0], &regions[1..]),
+        Kind::Encode { .. } => (&regions[0], &regions[1..]),
         _ => (&regions[1], &regions[..1]),
     };
     let length = values[0].len();
@@ -275,7 +276,10 @@ impl Reader<'_> {
                 finish: flags == FINISH,
             },
             (4, 0, None) => Kind::Copy,
-            (5, 0, Some(codec)) => Kind::Encode(codec),
+            (5, 0 | FINISH, Some(codec)) => Kind::Encode {
+                codec,
+                finish: flags == FINISH,
+            },
             (6, 0, Some(codec)) => Kind::Decode(codec),
             _ => {
                 return Err(format!(

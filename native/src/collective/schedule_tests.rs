@@ -177,7 +177,7 @@ fn what_is_wrong_is_said() {
         ),
         (
             one((5, 0, 0, 0, &[(SCRATCH, 0, 12)], &[])),
-            "step 0: Encode(Int8) of 1 regions",
+            "step 0: Encode { codec: Int8, finish: false } of 1 regions",
         ),
         (
             one((5, 0, 0, 0, &[(SCRATCH, 0, 13), (0, 0, 32)], &[])),

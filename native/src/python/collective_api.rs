@@ -147,8 +147,14 @@ pub fn reduce(target: PyBuffer<u8>, sources: Vec<PyBuffer<u8>>, dtype: &str, red
 
 /// Encode float32 values as a collective does, for tests that hold this against Python's codecs.
 #[pyfunction]
-#[pyo3(signature = (target, source, residual, codec))]
-pub fn encode(target: PyBuffer<u8>, source: PyBuffer<u8>, residual: Option<PyBuffer<u8>>, codec: u8) -> PyResult<()> {
+#[pyo3(signature = (target, source, residual, codec, divisor))]
+pub fn encode(
+    target: PyBuffer<u8>,
+    source: PyBuffer<u8>,
+    residual: Option<PyBuffer<u8>>,
+    codec: u8,
+    divisor: usize,
+) -> PyResult<()> {
     let residual_fits = residual
         .as_ref()
         .is_none_or(|one| one.is_c_contiguous() && !one.readonly() && one.len_bytes() == source.len_bytes());
@@ -167,6 +173,7 @@ pub fn encode(target: PyBuffer<u8>, source: PyBuffer<u8>, residual: Option<PyBuf
             source.buf_ptr().cast_const().cast(),
             residual,
             elems,
+            divisor,
         )
     };
     Ok(())

@@ -68,6 +68,7 @@ def simulate(
     """
     choose = random.Random(seed)
     ranks = [Rank(i, schedule, as_bytes(buffers[i])) for i, schedule in enumerate(schedules)]
+    mean_of = len(ranks) if op is ReduceOp.MEAN else None
     for schedule in schedules:
         check(schedule)
     wire: dict[tuple[int, int, int], bytes | None] = {}
@@ -104,7 +105,7 @@ def simulate(
             rank.begun.add(index)
             if step.op is Op.REDUCE:
                 target, *sources = map(rank.memory, step.regions)
-                divisor = len(ranks) if op is ReduceOp.MEAN and step.flags & FINISH else None
+                divisor = mean_of if step.flags & FINISH else None
                 reduce_into(target, sources, dtype=dtype, op=op, divisor=divisor)
                 rank.finish(index)
             elif step.op is Op.COPY:
@@ -113,7 +114,8 @@ def simulate(
                 rank.finish(index)
             elif step.op is Op.ENCODE:
                 encoded, source, *residual = map(rank.memory, step.regions)
-                encode(encoded, source, residual[0] if residual else None, codec=Codec(step.codec))
+                divisor = None if step.flags & FINISH else mean_of
+                encode(encoded, source, residual[0] if residual else None, codec=Codec(step.codec), divisor=divisor)
                 rank.finish(index)
             elif step.op is Op.DECODE:
                 target, encoded = map(rank.memory, step.regions)

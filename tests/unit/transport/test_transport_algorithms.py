@@ -201,6 +201,33 @@ def encoding(operation: Operation) -> list[str]:
     return [name for name, one in ALGORITHMS[operation].items() if one.encodes]
 
 
+@pytest.mark.parametrize("operation", [Operation.ALLREDUCE, Operation.REDUCE])
+@few
+@given(data=st.data(), elems=LENGTHS, seed=st.integers(0, 2**32))
+def test_of_means_nothing_is_lost_where_plans_and_the_ranks_that_take_part_change(operation, data, elems, seed):
+    inputs = [np.random.default_rng(seed + rank).standard_normal(elems).astype("f4") for rank in range(5)]
+    residuals = [np.zeros_like(one) for one in inputs]
+    lacks = np.zeros(elems)
+    for step in range(6):
+        size = data.draw(st.integers(2, 5))
+        problem = Problem(
+            operation=operation,
+            rank=0,
+            size=size,
+            item_bytes=4,
+            counts=(elems,),
+            chunk_bytes=2000,
+            turn=step % size,
+            codec=Codec.INT4,
+            feeds_back=True,
+        )
+        plan = data.draw(st.sampled_from(encoding(operation)).flatmap(lambda name, size=size: plans(name, size)))
+        buffers = [[inputs[rank].copy(), residuals[rank]] for rank in range(size)]
+        simulate(schedules(problem, plan), buffers, op=ReduceOp.MEAN, seed=seed + step)
+        lacks += np.mean(inputs[:size], axis=0, dtype="f8") - buffers[0][0]
+    assert np.allclose(lacks, np.sum(residuals, axis=0), atol=1e-5)
+
+
 @pytest.mark.parametrize("name", encoding(Operation.REDUCE))
 @few
 @given(data=st.data(), elems=LENGTHS, seed=st.integers(0, 2**32))

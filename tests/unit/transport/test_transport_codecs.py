@@ -23,9 +23,10 @@ def raw(values: np.ndarray) -> memoryview:
     return values.view(np.uint8).data if values.size else memoryview(bytearray())
 
 
-def encoded(values: np.ndarray, codec: Codec, residual: np.ndarray | None = None) -> bytes:
+def encoded(values: np.ndarray, codec: Codec, residual: np.ndarray | None = None, divisor: int = 1) -> bytes:
     target = bytearray(encoded_bytes(len(values), codec))
-    encode(memoryview(target), raw(values), None if residual is None else raw(residual), codec=codec)
+    owed = None if residual is None else raw(residual)
+    encode(memoryview(target), raw(values), owed, codec=codec, divisor=divisor)
     return bytes(target)
 
 
@@ -100,17 +101,17 @@ def test_a_block_of_zeros_and_one_too_small_for_a_scale_are_zeros():
 
 @pytest.mark.parametrize("codec", CODECS)
 @few
-@given(bits=any_bits, owed=any_bits)
-def test_native_codecs_give_the_same_bits(codec, bits, owed):
+@given(bits=any_bits, owed=any_bits, divisor=st.integers(1, 300))
+def test_native_codecs_give_the_same_bits(codec, bits, owed, divisor):
     native = importlib.import_module("hive_qos_native")
     values = np.frombuffer(bits[: len(bits) // 4 * 4], np.float32)
     other = np.frombuffer(owed[: len(owed) // 4 * 4], np.float32)
     residual = np.resize(np.nan_to_num(other, nan=0, posinf=0, neginf=0), len(values)).astype(np.float32)
     for left in (None, residual):
         mine, theirs = (None, None) if left is None else (left.copy(), left.copy())
-        wanted = encoded(values, codec, mine)
+        wanted = encoded(values, codec, mine, divisor)
         target = bytearray(len(wanted))
-        native.encode(target, raw(values), None if theirs is None else raw(theirs), int(codec))
+        native.encode(target, raw(values), None if theirs is None else raw(theirs), int(codec), divisor)
         assert bytes(target) == wanted
         assert mine is None or theirs is None or mine.tobytes() == theirs.tobytes()
         result = np.empty(len(values), np.float32)

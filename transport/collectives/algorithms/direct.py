@@ -33,7 +33,7 @@ def all_reduce(problem: Problem, plan: Plan) -> Schedule:
     messages = Messages(builder, problem)
     sent = _contribute(builder, problem, chunks, messages)
     for chunk, target, reduced in _own(builder, problem, chunks, in_place=True, messages=messages):
-        messages.send(builder.others(), 2 * chunk.number + 1, target, (reduced,), of=target, adopts=target)
+        messages.send(builder.others(), 2 * chunk.number + 1, target, (reduced,), of=target, adopts=target, finish=True)
     for chunk in chunks:
         if chunk.owner != problem.rank:
             # Our contribution lies where the result will: it has to be with the owner, or encoded, before.
@@ -321,6 +321,7 @@ def _own(
         place = own if in_place else None
         target, step = window.reduce(2 * chunk.number, contributors=range(problem.size), own=own, target=place)
         if result_to is not None:
-            window.busy_until(*messages.send([result_to], 2 * chunk.number + 1, target, (step,), of=own))
+            sent = messages.send([result_to], 2 * chunk.number + 1, target, (step,), of=own, finish=True)
+            window.busy_until(*sent)
         reduced.append((chunk, target, step))
     return reduced

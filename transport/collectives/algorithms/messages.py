@@ -37,12 +37,14 @@ class Messages:
         *,
         of: Region | None = None,
         adopts: Region | None = None,
+        finish: bool = False,
     ) -> tuple[int, ...]:
         """Send values to some ranks.
 
         Args:
             of: the elements of the tensor that they are of, where what encoding leaves out is kept.
             adopts: where this rank has what the others decode; only where values are encoded.
+            finish: whether they are a result.
 
         Returns:
             The steps after which the values may be overwritten, and those adopted be read.
@@ -54,7 +56,7 @@ class Messages:
         residual = None
         if self._problem.feeds_back and of is not None:
             residual = of._replace(buffer=of.buffer + self._problem.first_residual)
-        step = self._builder.encode(place, values, residual, after, codec=codec)
+        step = self._builder.encode(place, values, residual, after, codec=codec, finish=finish)
         for peer in peers:
             self._builder.send(peer, part, place, (step,), codec=codec)
         return (step if adopts is None else self._builder.decode(adopts, place, (step,), codec=codec),)

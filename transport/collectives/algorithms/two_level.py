@@ -52,7 +52,7 @@ def all_reduce(problem: Problem, plan: Plan) -> Schedule:
             )
             done: tuple[int, ...] = (result,)
             if sites.count > 2:
-                sent_on = messages.send(others, 4 * chunk + 2, region, done, of=region, adopts=region)
+                sent_on = messages.send(others, 4 * chunk + 2, region, done, of=region, adopts=region, finish=True)
                 done = sent_on if problem.codec else done
         else:
             told = messages.send([delegates[home]], 4 * chunk + 1, partial, added, of=region)
@@ -404,4 +404,4 @@ def _to_root(
     """Send a result to the root; the steps after which its place is free again."""
     if sites.of[problem.rank] == sites.of[problem.root]:
         return (builder.send(problem.root, part, result, after),)
-    return messages.send([problem.root], part, result, after, of=of)
+    return messages.send([problem.root], part, result, after, of=of, finish=True)
