@@ -24,6 +24,9 @@ from transport.tensors import TensorView, split
 
 SIZES_CHARS_MAX = 40
 """Of a list of sizes in words; a header's `call` has at most 128 bytes for the whole."""
+_NARROW = (ReduceOp.MEAN, ReduceOp.PRODUCT)
+"""Some ranks' values may come to more than all ranks' do. So may a sum's, as in Gloo, but DDP and its hook for float16
+divide before they sum, and direct sums send as many times more between sites as a site has ranks."""
 
 
 @dataclass(frozen=True)
@@ -276,7 +279,7 @@ def _call(
             counts=tuple(counts),
             receive_counts=tuple(receive_counts),
             root=root,
-            narrow=op is ReduceOp.MEAN and dtype in ("float16", "complex32"),
+            narrow=op in _NARROW and dtype in ("float16", "complex32"),
         ),
         signature=CallSignature(words) if isinstance(words, str) else words,
         buffers=tuple(view.data for view in views),

@@ -40,7 +40,7 @@ class Problem:
         chunk_bytes: longest message.
         turn: number of the operation in its group, modulo its size, where small tensors take turns; 0 elsewhere.
         codec: of messages of float32 between ranks; of reductions by site, between sites alone.
-        narrow: a sum of all ranks' values may be more than their dtype holds, although the result is not.
+        narrow: what some ranks' values come to may be more than their dtype holds, although the result is not.
         feeds_back: what encoding leaves out of a reduction goes into further buffers, one for each that is reduced and
             as long, and is added the next time.
     """

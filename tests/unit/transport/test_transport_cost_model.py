@@ -65,16 +65,19 @@ def test_two_sites_send_each_tensor_across_once():
     assert predicted(choice)["direct"] == pytest.approx(2 * 8 * 16 * MIB / 100e6, rel=0.05)
 
 
-def test_a_mean_of_float16_is_not_summed_by_site_for_a_sites_sum_may_be_more_than_it_holds():
+def test_means_and_products_of_float16_do_not_go_by_site_for_a_sites_may_be_more_than_it_holds():
     problem = replace(problem_of("all_reduce", nbytes=16 * MIB, size=4), narrow=True)
     assert taken(choose(problem, two_sites())) == "direct"
     assert "two_level" not in predicted(choose(problem, two_sites(), forced="two_level"))
     calls = {
         (dtype, op): allreduce(CallContext(group="g", rank=0, size=2), torch.ones(4, dtype=dtype), op).problem.narrow
         for dtype in (torch.float16, torch.bfloat16, torch.float32)
-        for op in (ReduceOp.SUM, ReduceOp.MEAN)
+        for op in (ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PRODUCT)
     }
-    assert [key for key, narrow in calls.items() if narrow] == [(torch.float16, ReduceOp.MEAN)]
+    assert [key for key, narrow in calls.items() if narrow] == [
+        (torch.float16, ReduceOp.MEAN),
+        (torch.float16, ReduceOp.PRODUCT),
+    ]
 
 
 def test_two_ranks_exchange_small_tensors_over_long_ways():

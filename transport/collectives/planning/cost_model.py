@@ -200,7 +200,7 @@ def _plan(name: str, problem: Problem, network: Network) -> Plan | None:
         if problem.takes_turns and network.size > 2:  # the direct algorithm does not cut it
             weights = weights or (1,) * network.size
         return Plan(name, weights=weights) if weights else None
-    if name == "two_level":  # a site's sum is kept in the tensor's dtype
+    if name == "two_level":  # a site's result is kept in the tensor's dtype
         return Plan(name, sites=network.sites) if _has_sites(network) and not problem.narrow else None
     if name == "doubling":  # it copies what it gathers in one go, and the engine's thread sends nothing then
         gathered = sum(problem.receive_counts) or network.size * sum(problem.counts)
