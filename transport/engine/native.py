@@ -246,7 +246,7 @@ class NativeEngine(Engine):
         operation = next(self._numbers)
         if view is not None:
             self._posted[operation] = view
-        fields = (int(key.kind), key.group, key.step, key.bucket, key.attempt, key.epoch, key.tag)
+        fields = (int(key.kind), key.group, key.step, key.bucket, key.tag)
         taken = False
         try:
             taken = self._core.post(operation, peer, fields, view)

@@ -21,8 +21,6 @@ NAME_BYTES_MAX = 128
 """Of `job`, `group` and `call`, in UTF-8."""
 DIMENSIONS_MAX = 32
 """numpy allows 64 and torch about as many; what people train has at most 6."""
-CONTRIBUTORS_BYTES_MAX = 1024
-"""A bitmap of 8192 ranks."""
 U64_MAX = 2**64 - 1
 CODEC_RAW = 0
 
@@ -44,8 +42,6 @@ class MatchKey:
     group: str = ""
     step: int = 0
     bucket: int = 0
-    attempt: int = 0
-    epoch: int = 0
     tag: int = 0
 
 
@@ -54,15 +50,13 @@ class Header:
     """What a message says of itself.
 
     Args:
-        kind, group, epoch, step, bucket, attempt, tag: the match key; `group` at most 128 bytes of UTF-8, the integers
-            unsigned 64-bit. `step` is the group's running number of the operation, `bucket` the part within it.
+        kind, group, step, bucket, tag: the match key; `group` at most 128 bytes of UTF-8, the integers unsigned
+            64-bit. `step` is the group's running number of the operation, `bucket` the part within it.
         job: the job's name, at most 128 bytes of UTF-8.
         dtype: a name of `transport.wire.dtypes`, "" for plain bytes.
         shape: dimensions, at most 32; their product times the dtype's size is `length` unless `codec` is set.
         codec: 0, raw little-endian bytes. Others are reserved.
         length: payload bytes.
-        weight: sample weight of what is carried (reserved for partial collectives).
-        contributors: bitmap of the ranks whose data is in it, little-endian bit order (reserved likewise).
         call: the call that the message is part of, in words on which both sides must agree; at most 128 bytes of UTF-8,
             "" for what needs no agreement.
     """
@@ -70,31 +64,19 @@ class Header:
     kind: Kind
     job: str = ""
     group: str = ""
-    epoch: int = 0
     step: int = 0
     bucket: int = 0
-    attempt: int = 0
     tag: int = 0
     dtype: str = ""
     shape: tuple[int, ...] = ()
     codec: int = 0
     length: int = 0
-    weight: float = 1.0
-    contributors: bytes = b""
     call: str = ""
 
     @property
     def key(self) -> MatchKey:
         """The part that a posted receive must match."""
-        return MatchKey(
-            kind=self.kind,
-            group=self.group,
-            step=self.step,
-            bucket=self.bucket,
-            attempt=self.attempt,
-            epoch=self.epoch,
-            tag=self.tag,
-        )
+        return MatchKey(kind=self.kind, group=self.group, step=self.step, bucket=self.bucket, tag=self.tag)
 
 
 _FIELDS = tuple(Header.__dataclass_fields__)
@@ -114,16 +96,15 @@ _TYPES: Mapping[type, Mapping[str, type]] = {
     Header: {
         "kind": Kind,
         **dict.fromkeys(("job", "group"), str),
-        **dict.fromkeys(("epoch", "step", "bucket", "attempt", "tag"), int),
-        **{"dtype": str, "shape": tuple, "codec": int, "length": int, "weight": float, "contributors": bytes},
-        "call": str,
+        **dict.fromkeys(("step", "bucket", "tag"), int),
+        **{"dtype": str, "shape": tuple, "codec": int, "length": int, "call": str},
     },
-    MatchKey: {"kind": Kind, "group": str, **dict.fromkeys(("step", "bucket", "attempt", "epoch", "tag"), int)},
+    MatchKey: {"kind": Kind, "group": str, **dict.fromkeys(("step", "bucket", "tag"), int)},
 }
 """In the order of the fields."""
 _TEXT_KEYS = {"job": 1, "group": 2, "call": 14}
-_INT_KEYS = {"epoch": 3, "step": 4, "bucket": 5, "attempt": 6, "tag": 7}
-_KIND, _DTYPE, _SHAPE, _CODEC, _LENGTH, _WEIGHT, _CONTRIBUTORS = 0, 8, 9, 10, 11, 12, 13
+_INT_KEYS = {"step": 4, "bucket": 5, "tag": 7}
+_KIND, _DTYPE, _SHAPE, _CODEC, _LENGTH = 0, 8, 9, 10, 11
 _DEFAULT = Header(kind=Kind.CONTROL)
 
 
@@ -144,10 +125,6 @@ def encode_header(header: Header) -> bytes:
         fields[_SHAPE] = list(header.shape)
     if header.codec:
         fields[_CODEC] = header.codec
-    if header.weight != 1.0:
-        fields[_WEIGHT] = float(header.weight)
-    if header.contributors:
-        fields[_CONTRIBUTORS] = bytes(header.contributors)
     body = encode_map(fields)
     if len(body) > HEADER_BYTES_MAX:
         raise WireError(WireCode.HEADER_TOO_LARGE, f"a header of {len(body)} bytes; {HEADER_BYTES_MAX} are allowed")
@@ -191,9 +168,6 @@ def decode_header(body: bytes) -> Header:
     shape = _typed(fields, _SHAPE, "shape", list, [])
     if not all(type(size) is int for size in shape):
         raise WireError(WireCode.HEADER_INVALID, "a shape of something else than integers")
-    weight = fields.get(_WEIGHT, 1.0)
-    if type(weight) not in (int, float):
-        raise WireError(WireCode.HEADER_INVALID, "weight is not a number")
     header = Header(
         kind=kind,
         **{name: _typed(fields, key, name, str, "") for name, key in _TEXT_KEYS.items()},
@@ -202,8 +176,6 @@ def decode_header(body: bytes) -> Header:
         shape=tuple(shape),
         codec=_typed(fields, _CODEC, "codec", int, CODEC_RAW),
         length=_typed(fields, _LENGTH, "length", int),
-        weight=float(weight),
-        contributors=_typed(fields, _CONTRIBUTORS, "contributors", bytes, b""),
     )
     check_header(header)
     return header
@@ -232,10 +204,6 @@ def check_header(header: Header) -> None:
         WireError: the first bound that it breaks.
     """
     _check_bounds(header, texts=_TEXT_KEYS, integers=(*_INT_KEYS, "length"))
-    if not (math.isfinite(header.weight) and header.weight >= 0):
-        raise WireError(WireCode.HEADER_INVALID, "weight is not a finite number of at least 0")
-    if len(header.contributors) > CONTRIBUTORS_BYTES_MAX:
-        raise WireError(WireCode.HEADER_INVALID, f"contributors is longer than {CONTRIBUTORS_BYTES_MAX} bytes")
     if header.codec != CODEC_RAW:
         raise WireError(WireCode.CODEC_UNKNOWN, f"codec {header.codec} is not defined")
     if len(header.shape) > DIMENSIONS_MAX:

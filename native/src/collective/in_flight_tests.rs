@@ -114,7 +114,6 @@ impl Scene {
                 step: 3,
                 bucket: 1 << 32,
                 tag: 1,
-                ..crate::testing::fixtures::key(1)
             },
             ..crate::testing::fixtures::header(1, 8)
         };

@@ -165,8 +165,6 @@ impl Run {
             step: self.call.step,
             bucket: u64::from(u32::from(step.codec) << CODEC_SHIFT | self.call.operation) << PART_BITS
                 | u64::from(step.part),
-            attempt: 0,
-            epoch: 0,
             tag: u64::from(from),
         }
     }
@@ -186,8 +184,6 @@ impl Run {
             dtype: self.dtype(step).to_owned(),
             shape: vec![(length / if step.codec != 0 { 1 } else { self.call.item_bytes }) as u64],
             length: length as u64,
-            weight: 1.0,
-            contributors: Vec::new(),
             call: self.peer(step).says.clone(),
         }
     }

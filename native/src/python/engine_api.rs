@@ -294,17 +294,17 @@ impl Core {
         Ok(py.detach(|| self.engine.send(connection, message)))
     }
 
-    /// `key` is kind, group, step, bucket, attempt, epoch, tag. Whether it is taken.
+    /// `key` is kind, group, step, bucket, tag. Whether it is taken.
     #[pyo3(signature = (operation, peer, key, buffer))]
     fn post(
         &self,
         py: Python<'_>,
         operation: u64,
         peer: &str,
-        key: (u8, String, u64, u64, u64, u64, u64),
+        key: (u8, String, u64, u64, u64),
         buffer: Option<PyBuffer<u8>>,
     ) -> bool {
-        let (kind, group, step, bucket, attempt, epoch, tag) = key;
+        let (kind, group, step, bucket, tag) = key;
         let post = Post {
             operation,
             key: Key {
@@ -312,8 +312,6 @@ impl Core {
                 group,
                 step,
                 bucket,
-                attempt,
-                epoch,
                 tag,
             },
             buffer: buffer.map(|buffer| Posted::new(buffer, self.engine.context.events.clone())),

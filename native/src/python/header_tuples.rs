@@ -9,21 +9,17 @@ use crate::wire::{self, Header, Key};
 /// A header's fields in the order of `transport.wire.header.Header`; the first is the kind's number.
 pub(super) fn tell_header(py: Python<'_>, header: Header) -> PyResult<Bound<'_, PyTuple>> {
     let key = header.key;
-    let fields: [Bound<'_, PyAny>; 15] = [
+    let fields: [Bound<'_, PyAny>; 11] = [
         key.kind.into_pyobject(py)?.into_any(),
         header.job.into_pyobject(py)?.into_any(),
         key.group.into_pyobject(py)?.into_any(),
-        key.epoch.into_pyobject(py)?.into_any(),
         key.step.into_pyobject(py)?.into_any(),
         key.bucket.into_pyobject(py)?.into_any(),
-        key.attempt.into_pyobject(py)?.into_any(),
         key.tag.into_pyobject(py)?.into_any(),
         header.dtype.into_pyobject(py)?.into_any(),
         PyTuple::new(py, header.shape)?.into_any(),
         0u8.into_pyobject(py)?.into_any(), // codec: others than raw are refused
         header.length.into_pyobject(py)?.into_any(),
-        header.weight.into_pyobject(py)?.into_any(),
-        PyBytes::new(py, &header.contributors).into_any(),
         header.call.into_pyobject(py)?.into_any(),
     ];
     PyTuple::new(py, fields)
@@ -44,8 +40,6 @@ fn hear_header(header: &Bound<'_, PyAny>) -> PyResult<Option<Header>> {
         group: header.getattr(intern!(py, "group"))?.extract()?,
         step: header.getattr(intern!(py, "step"))?.extract()?,
         bucket: header.getattr(intern!(py, "bucket"))?.extract()?,
-        attempt: header.getattr(intern!(py, "attempt"))?.extract()?,
-        epoch: header.getattr(intern!(py, "epoch"))?.extract()?,
         tag: header.getattr(intern!(py, "tag"))?.extract()?,
     };
     let codec: u64 = header.getattr(intern!(py, "codec"))?.extract()?;
@@ -55,8 +49,6 @@ fn hear_header(header: &Bound<'_, PyAny>) -> PyResult<Option<Header>> {
         dtype: header.getattr(intern!(py, "dtype"))?.extract()?,
         shape: header.getattr(intern!(py, "shape"))?.extract()?,
         length: header.getattr(intern!(py, "length"))?.extract()?,
-        weight: header.getattr(intern!(py, "weight"))?.extract()?,
-        contributors: header.getattr(intern!(py, "contributors"))?.extract()?,
         call: header.getattr(intern!(py, "call"))?.extract()?,
     };
     Ok((codec == 0).then_some(header))

@@ -94,8 +94,6 @@ pub fn header(tag: u64, length: u64) -> Header {
         dtype: String::new(),
         shape: Vec::new(),
         length,
-        weight: 1.0,
-        contributors: Vec::new(),
         call: String::new(),
     }
 }
@@ -108,8 +106,6 @@ pub fn key(tag: u64) -> Key {
         group: String::new(),
         step: 0,
         bucket: 0,
-        attempt: 0,
-        epoch: 0,
         tag,
     }
 }

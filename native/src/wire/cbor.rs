@@ -8,9 +8,8 @@ const DEPTH_MAX: u32 = 3;
 #[derive(Debug, PartialEq)]
 pub(super) enum Value<'a> {
     Int(i128),
-    Float(f64),
+    /// What no header has: bytes, floats, true, false and null.
     Other,
-    Bytes(&'a [u8]),
     Text(&'a str),
     List(Vec<Value<'a>>),
     Map(Vec<(i128, Value<'a>)>),
@@ -81,7 +80,7 @@ impl<'a> Reader<'a> {
                 }
                 let raw = self.take(argument as usize)?;
                 if major == 2 {
-                    return Ok(Value::Bytes(raw));
+                    return Ok(Value::Other);
                 }
                 let text = std::str::from_utf8(raw).map_err(|_| wrong(began, "a text that is not UTF-8"))?;
                 Ok(Value::Text(text))
@@ -124,31 +123,11 @@ impl<'a> Reader<'a> {
     fn simple(&mut self, began: usize, info: u8) -> Result<Value<'a>, Violation> {
         match info {
             20..=22 => Ok(Value::Other),
-            25 => {
-                let raw = self.take(2)?;
-                Ok(Value::Float(half(u16::from_be_bytes([raw[0], raw[1]]))))
-            }
-            26 => {
-                let raw: [u8; 4] = self.take(4)?.try_into().expect("four bytes were taken");
-                Ok(Value::Float(f64::from(f32::from_be_bytes(raw))))
-            }
-            27 => {
-                let raw: [u8; 8] = self.take(8)?.try_into().expect("eight bytes were taken");
-                Ok(Value::Float(f64::from_be_bytes(raw)))
+            25..=27 => {
+                self.take(1 << (info - 24))?;
+                Ok(Value::Other)
             }
             _ => Err(wrong(began, "a simple value that this protocol does not use")),
         }
     }
-}
-
-/// A half-precision number (IEEE 754 binary16) as RFC 8949, appendix D, decodes it.
-fn half(bits: u16) -> f64 {
-    let (exponent, mantissa) = ((bits >> 10) & 0x1f, f64::from(bits & 0x3ff));
-    let size = match exponent {
-        0 => mantissa * 2f64.powi(-24),
-        31 if mantissa == 0.0 => f64::INFINITY,
-        31 => f64::NAN,
-        _ => (mantissa + 1024.0) * 2f64.powi(i32::from(exponent) - 25),
-    };
-    if bits & 0x8000 == 0 { size } else { -size }
 }

@@ -7,7 +7,6 @@ use super::framing::HEADER_BYTES_MAX;
 /// Of `job`, `group` and `call`, in UTF-8.
 pub(super) const NAME_BYTES_MAX: usize = 128;
 pub(super) const DIMENSIONS_MAX: usize = 32;
-const CONTRIBUTORS_BYTES_MAX: usize = 1024;
 
 /// Kinds of messages (`docs/reference/wire.md`).
 pub const KIND_CONTROL: u8 = 0;
@@ -20,8 +19,6 @@ pub struct Key {
     pub group: String,
     pub step: u64,
     pub bucket: u64,
-    pub attempt: u64,
-    pub epoch: u64,
     pub tag: u64,
 }
 
@@ -33,8 +30,6 @@ pub struct Header {
     pub dtype: String,
     pub shape: Vec<u64>,
     pub length: u64,
-    pub weight: f64,
-    pub contributors: Vec<u8>,
     pub call: String,
 }
 
@@ -58,33 +53,16 @@ pub fn decode_header(body: &[u8]) -> Result<Header, Violation> {
         return Err(invalid(format!("kind {kind} is not defined")));
     }
     let shape = fields.list(9, "shape")?;
-    let weight = match fields.take(12) {
-        None => 1.0,
-        Some(Value::Float(number)) => number,
-        Some(Value::Int(number)) => number as f64,
-        Some(_) => return Err(invalid("weight is not a number")),
-    };
     let (job, group, call) = (
         fields.text(1, "job")?,
         fields.text(2, "group")?,
         fields.text(14, "call")?,
     );
-    let (epoch, step, bucket, attempt, tag) = (
-        fields.int(3, "epoch")?,
-        fields.int(4, "step")?,
-        fields.int(5, "bucket")?,
-        fields.int(6, "attempt")?,
-        fields.int(7, "tag")?,
-    );
+    let (step, bucket, tag) = (fields.int(4, "step")?, fields.int(5, "bucket")?, fields.int(7, "tag")?);
     let dtype = fields.text(8, "dtype")?;
     let codec = fields.int(10, "codec")?;
     let Value::Int(length) = length else {
         return Err(invalid("length is not of type int"));
-    };
-    let contributors = match fields.take(13) {
-        None => Vec::new(),
-        Some(Value::Bytes(bytes)) => bytes.to_vec(),
-        Some(_) => return Err(invalid("contributors is not of type bytes")),
     };
     for (name, text) in [("job", &job), ("group", &group), ("call", &call)] {
         if text.len() > NAME_BYTES_MAX {
@@ -96,19 +74,9 @@ pub fn decode_header(body: &[u8]) -> Result<Header, Violation> {
         group: group.to_owned(),
         step: unsigned(step, "step")?,
         bucket: unsigned(bucket, "bucket")?,
-        attempt: unsigned(attempt, "attempt")?,
-        epoch: unsigned(epoch, "epoch")?,
         tag: unsigned(tag, "tag")?,
     };
     let length = unsigned(length, "length")?;
-    if !(weight.is_finite() && weight >= 0.0) {
-        return Err(invalid("weight is not a finite number of at least 0"));
-    }
-    if contributors.len() > CONTRIBUTORS_BYTES_MAX {
-        return Err(invalid(format!(
-            "contributors is longer than {CONTRIBUTORS_BYTES_MAX} bytes"
-        )));
-    }
     if codec != 0 {
         return Err(Violation::new(
             Code::CodecUnknown,
@@ -132,8 +100,6 @@ pub fn decode_header(body: &[u8]) -> Result<Header, Violation> {
         dtype: dtype.to_owned(),
         shape,
         length,
-        weight,
-        contributors,
         call: call.to_owned(),
     })
 }

@@ -3,32 +3,25 @@
 use super::header::{Header, decode_header};
 
 const UNSIGNED: u8 = 0;
-const BYTES: u8 = 2;
 const TEXT: u8 = 3;
 const LIST: u8 = 4;
 const MAP: u8 = 5;
 
-/// A varint and the map in the deterministic form of RFC 8949 4.2, defaults left out. None where a reader would refuse it, or
-/// where it has a weight of its own: then Python's writer says what is wrong, or writes it.
+/// A varint and the map in the deterministic form of RFC 8949 4.2, defaults left out. None where a reader would refuse it:
+/// then Python's writer says what is wrong.
 pub fn encode_header(header: &Header) -> Option<Vec<u8>> {
     let mut map = Map::default();
     let key = &header.key;
     map.int(0, u64::from(key.kind));
     for (number, text) in [(1, &header.job), (2, &key.group)] {
-        map.some(number, TEXT, text.as_bytes());
+        map.some(number, text);
     }
-    for (number, value) in [
-        (3, key.epoch),
-        (4, key.step),
-        (5, key.bucket),
-        (6, key.attempt),
-        (7, key.tag),
-    ] {
+    for (number, value) in [(4, key.step), (5, key.bucket), (7, key.tag)] {
         if value != 0 {
             map.int(number, value);
         }
     }
-    map.some(8, TEXT, header.dtype.as_bytes());
+    map.some(8, &header.dtype);
     if !header.shape.is_empty() {
         map.key(9);
         put(&mut map.fields, LIST, header.shape.len() as u64);
@@ -37,8 +30,7 @@ pub fn encode_header(header: &Header) -> Option<Vec<u8>> {
         }
     }
     map.int(11, header.length);
-    map.some(13, BYTES, &header.contributors);
-    map.some(14, TEXT, header.call.as_bytes());
+    map.some(14, &header.call);
 
     let mut body = Vec::with_capacity(1 + map.fields.len());
     put(&mut body, MAP, map.count);
@@ -74,12 +66,12 @@ impl Map {
         put(&mut self.fields, UNSIGNED, value);
     }
 
-    /// A string, where it is not empty.
-    fn some(&mut self, number: u8, major: u8, bytes: &[u8]) {
-        if !bytes.is_empty() {
+    /// A text, where it is not empty.
+    fn some(&mut self, number: u8, text: &str) {
+        if !text.is_empty() {
             self.key(number);
-            put(&mut self.fields, major, bytes.len() as u64);
-            self.fields.extend_from_slice(bytes);
+            put(&mut self.fields, TEXT, text.len() as u64);
+            self.fields.extend_from_slice(text.as_bytes());
         }
     }
 }

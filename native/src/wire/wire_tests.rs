@@ -66,8 +66,6 @@ fn the_protocols_headers_are_read() {
             group: text("group").to_owned(),
             step: number("step"),
             bucket: number("bucket"),
-            attempt: number("attempt"),
-            epoch: number("epoch"),
             tag: number("tag"),
         };
         assert_eq!(header.key, key, "{line}");
@@ -81,7 +79,6 @@ fn the_protocols_headers_are_read() {
             (text("call"), number("length")),
             "{line}"
         );
-        assert_eq!(header.contributors, bytes_of(text("contributors")), "{line}");
         for cut in 0..wire.len() {
             assert_eq!(split_header(&wire[..cut]), Ok(None), "{line}");
         }

@@ -187,8 +187,8 @@ def test_announced_messages_carry_every_field_of_their_header() -> None:
     from transport.wire.header import Header, Kind
 
     header = Header(
-        kind=Kind.COLLECTIVE, job="job", group="größe", epoch=1, step=2**64 - 1, bucket=3, attempt=4, tag=2**63,
-        dtype="bfloat16", shape=(2, 3), length=12, weight=0.5, contributors=b"\x0d", call="allreduce",
+        kind=Kind.COLLECTIVE, job="job", group="größe", step=2**64 - 1, bucket=3, tag=2**63,
+        dtype="bfloat16", shape=(2, 3), length=12, call="allreduce",
     )  # fmt: skip
     with connected() as (a, b, up, _):
         a.engine.send(up, header, memoryview(bytes(12)), priority=Priority.GRADIENT)

@@ -175,16 +175,12 @@ words = st.one_of(st.just(""), st.text(max_size=130))
         kind=st.sampled_from(Kind),
         job=words,
         group=words,
-        epoch=numbers,
         step=numbers,
         bucket=numbers,
-        attempt=numbers,
         tag=numbers,
         dtype=st.sampled_from(["", "", "float32", "float3"]),
         shape=st.lists(st.integers(0, 70000), max_size=3).map(tuple),
         length=numbers,
-        weight=st.sampled_from([1.0, 1.0, 1.0, 0.5]),
-        contributors=st.binary(max_size=60),
         call=words,
     ),
     st.booleans(),
@@ -198,7 +194,7 @@ def test_headers_are_written_alike_or_left_to_python(header: Header, fits: bool)
     except WireError:
         assert written is None
     else:
-        assert written == expected or (written is None and header.weight != 1.0)
+        assert written == expected
 
 
 odd_numbers = st.one_of(
@@ -219,8 +215,6 @@ odd_numbers = st.one_of(
         tag=odd_numbers,
         shape=st.one_of(st.just(()), st.tuples(odd_numbers), st.sampled_from([[4], "4", np.array([4])])),
         length=st.sampled_from([4, 4, np.int64(4), 4.0]),
-        weight=st.sampled_from([1.0, 1, 0.5, np.float32(1), True, "1"]),
-        contributors=st.sampled_from([b"", b"x", bytearray(b"x"), [1], np.array([1], dtype=np.uint8)]),
     )
 )
 def test_whatever_callers_say_both_engines_send_the_same_or_refuse_it_alike(header: Header) -> None:
@@ -266,7 +260,7 @@ def ends_of(call: Callable[[Engine], int]) -> Any:
 @pytest.mark.parametrize(
     ("key", "taken"),
     [
-        (MatchKey(Kind.CONTROL, "g", 1, 2, 3, 4, 5), True),
+        (MatchKey(Kind.CONTROL, "g", 1, 2, 3), True),
         *[(MatchKey(Kind.CONTROL, tag=tag), False) for tag in (True, np.True_, 1.0, "1", -1, 2**64, np.int64(1), None)],
         *[(MatchKey(kind), False) for kind in (True, 1, 7, 256, "1")],
         *[(MatchKey(Kind.CONTROL, group=group), False) for group in ("g" * 129, "\ud800", b"g", None)],

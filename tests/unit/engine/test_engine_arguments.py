@@ -150,7 +150,7 @@ NO_INTEGERS = [True, np.True_, np.int64(4), Small.FIVE, 4.0, np.float64(4), "4",
 
 
 @pytest.mark.parametrize("value", NO_INTEGERS, ids=repr)
-@pytest.mark.parametrize("name", ["epoch", "step", "bucket", "attempt", "tag", "codec", "length", "shape"])
+@pytest.mark.parametrize("name", ["step", "bucket", "tag", "codec", "length", "shape"])
 def test_what_is_no_plain_integer_is_refused_by_the_name_of_its_field(name: str, value: Any) -> None:
     with pytest.raises(MisuseError, match=rf"{name} must be of type int; this (is|holds) {type(value).__name__}"):
         message_of(replace(HEADER, **{name: (value,) if name == "shape" else value}), memoryview(b"four"))
@@ -162,8 +162,6 @@ def test_what_is_no_plain_integer_is_refused_by_the_name_of_its_field(name: str,
         *[("kind", value) for value in (1, np.int64(1), True, "1", None)],
         *[(name, value) for name in ("job", "group", "dtype", "call") for value in (b"x", 1, None, Word.FLOAT)],
         *[("shape", value) for value in (4, "4", [4], np.array([4]), None)],
-        *[("contributors", value) for value in ("x", 4, bytearray(b"x"), np.array([4], dtype=np.uint8), None)],
-        *[("weight", value) for value in (True, 1, "1", None, np.float64(1), np.array([1.0]))],
     ],
     ids=repr,
 )
@@ -173,7 +171,7 @@ def test_a_field_of_another_type_is_refused_by_its_name(name: str, value: Any) -
 
 
 def test_a_key_holds_no_more_than_a_header() -> None:
-    key = MatchKey(Kind.BULK, "g" * 128, *(2**64 - 1,) * 5)
+    key = MatchKey(Kind.BULK, "g" * 128, *(2**64 - 1,) * 3)
     assert key_of(key) is key
     for wrong in (-1, 2**64):
         with pytest.raises(MisuseError, match="no message can have: step is not an unsigned 64-bit integer"):
@@ -184,7 +182,7 @@ def test_a_key_holds_no_more_than_a_header() -> None:
 
 
 @pytest.mark.parametrize("value", NO_INTEGERS, ids=repr)
-@pytest.mark.parametrize("name", ["epoch", "step", "bucket", "attempt", "tag"])
+@pytest.mark.parametrize("name", ["step", "bucket", "tag"])
 def test_what_is_no_plain_integer_is_refused_in_a_key_too(name: str, value: Any) -> None:
     with pytest.raises(MisuseError, match=rf"{name} must be of type int; this is {type(value).__name__}"):
         key_of(replace(MatchKey(Kind.CONTROL), **{name: value}))

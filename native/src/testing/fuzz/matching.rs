@@ -151,8 +151,6 @@ fn key(number: u8) -> Key {
         },
         step: u64::from(number >> 4),
         bucket: 0,
-        attempt: 0,
-        epoch: 0,
         tag: 0,
     }
 }
@@ -214,9 +212,7 @@ impl<'py> World<'py> {
                     dtype: String::new(),
                     shape: Vec::new(),
                     length: length.bytes(),
-                    weight: 1.0,
-                    contributors: number_of.to_le_bytes().to_vec(),
-                    call: String::new(),
+                    call: number_of.to_string(),
                 };
                 let message = self.matcher.arrived(&peer(at), header, &*self.paths[at]);
                 let mut stream = Stream {
@@ -339,7 +335,7 @@ impl<'py> World<'py> {
                     ..
                 } => {
                     let lent = self.open.remove(&operation).expect("a post ends once");
-                    let number = usize::from_le_bytes(header.contributors[..].try_into().expect("eight bytes"));
+                    let number: usize = header.call.parse().expect("its number");
                     let expected = &NOISE[number % 256..][..header.length as usize];
                     match (payload, &lent.buffer) {
                         (Arrived::Own(bytes), None) => assert_eq!(bytes, expected),
