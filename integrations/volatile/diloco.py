@@ -38,6 +38,11 @@ class DiLoCo(GlobalAlgorithm):
     ) -> None:
         super().__init__(parameters, every=every, fragments=1, outer_rate=outer_rate, outer_momentum=outer_momentum)
         self.quorum = quorum
+        self._learns = False  # since the last meeting that did not fail
+
+    def _before(self, tokens: int) -> None:
+        super()._before(tokens)
+        self._learns = True
 
     def _after(self, tokens: int) -> None:
         super()._after(tokens)
@@ -58,6 +63,7 @@ class DiLoCo(GlobalAlgorithm):
                 met = self._take_over(made_up, result)
         # What is in no result stays in its model, as the paper's dropped workers go on from their own parameters.
         self._receive(0, keep=not met.contributed)
+        self._learns = False
         return met
 
     def _take_over(self, met: Committed, result: list[torch.Tensor]) -> Committed:
@@ -72,7 +78,7 @@ class DiLoCo(GlobalAlgorithm):
 
     def finish(self) -> None:
         """A last meeting, unless one has followed the last step: a second one at once would be momentum alone."""
-        if self._inner % self.every:
+        if self._learns:
             self.meet(with_all=True)
         self._end_with_means()
 

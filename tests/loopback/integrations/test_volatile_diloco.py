@@ -24,7 +24,7 @@ from volatile_members import (
     train_on_unequal_batches,
 )
 
-from hive_qos.errors import MisuseError
+from hive_qos.errors import MisuseError, TimedOutError
 from integrations.volatile import DiLoCo, LocalSGD, StreamingDiLoCo
 from transport.volatile.group import VolatileGroup
 
@@ -115,6 +115,21 @@ def test_who_ends_with_a_meeting_does_not_meet_again_and_who_has_learned_since_d
         train(algorithm, network, inner, register(), steps=steps, after=lambda _: algorithm.finish())
         assert algorithm.state_dict()["rounds"] == rounds
         assert torch.equal(flat(network), learned[-1])  # the mean of one's own parameters
+
+
+def test_who_ends_after_a_meeting_that_failed_keeps_what_it_has_learned() -> None:
+    network = model()
+    algorithm, inner = DiLoCo(network.parameters(), every=2), sgd(network)
+    with algorithm.join(register(), name="alone", settings=SETTINGS, timeout_s=0.2) as group:
+        for _ in range(3):
+            step_once(network, inner, algorithm)
+        group.members_min = 2
+        with pytest.raises(TimedOutError):
+            step_once(network, inner, algorithm)
+        learned = flat(network)
+        group.members_min = 1
+        algorithm.finish()
+        assert torch.equal(flat(network), learned)
 
 
 def test_who_ends_with_a_regular_meeting_holds_what_those_hold_who_end_between_two() -> None:
