@@ -37,6 +37,8 @@ from transport.volatile.register.register import Register
 from transport.volatile.steps import Committed
 
 _log = logging.getLogger("integrations.volatile")
+STATE_BYTES_MAX, STATE_BYTES_A_VALUE_MAX = 2**26, 64
+"""Of a state that is taken: so many, and so many a trained value. A DiLoCo's has 8 of those, Adam's 12."""
 Layout = tuple[tuple[int, torch.dtype], ...]
 """How many values each tensor of a step has, and of which dtype. No compression touches those that are not float32."""
 
@@ -112,6 +114,7 @@ class Algorithm:
                 apply_result=self._take_result,
                 members_min=members_min,
                 settings=settings,
+                state_bytes_max=STATE_BYTES_MAX + STATE_BYTES_A_VALUE_MAX * sum(one.numel() for one in self.parameters),
                 timeout_s=timeout_s,
                 join_timeout_s=join_timeout_s,
             ) as group:

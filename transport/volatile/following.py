@@ -145,8 +145,8 @@ class Follower:
         if fetch is None or (fetch.what.step, fetch.what.pieces) != (what.step, what.pieces):
             size = sum(what.lengths)
             if size > self._state_bytes_max:
-                limit = f"{self._state_bytes_max} (Settings.receive_bytes_max)"
-                raise PeerError(str(same[0]), f"its state has {size} bytes, and this process takes at most {limit}")
+                reason = f"its state has {size} bytes, and this process takes at most {self._state_bytes_max}"
+                raise PeerError(str(same[0]), f"{reason}: if both train the same, raise Settings.receive_bytes_max")
             if fetch is not None:
                 self._control.tell_first(Pause("its state takes longer to fetch than the others keep it"))
             fetch = Fetch(what, state=True)

@@ -72,8 +72,8 @@ class VolatileGroup:
             after `all_reduce`. With it this member joins while the others go on, and again after it was left out;
             without it they wait, and it ends.
         members_min: `all_reduce` waits until so many work.
-        settings: addresses, engine and identity; None reads the `HIVE_*` environment. A state larger than its
-            `receive_bytes_max` is refused.
+        settings: addresses, engine and identity; None reads the `HIVE_*` environment.
+        state_bytes_max: a state that is larger than this, and than `receive_bytes_max` of the settings, is refused.
         timeout_s: so long a call waits for a member that lives and does not come.
         join_timeout_s: so long to be admitted, and again after this member was left out; and for a register that
             cannot be reached when the view has to change.
@@ -96,6 +96,7 @@ class VolatileGroup:
         apply_result: ApplyResult | None = None,
         members_min: int = 1,
         settings: Settings | None = None,
+        state_bytes_max: int = 0,
         timeout_s: float = STEP_S,
         join_timeout_s: float = JOIN_S,
     ) -> None:
@@ -106,6 +107,7 @@ class VolatileGroup:
         if not isinstance(name, str) or not 0 < len(name.encode()) <= NAME_BYTES_MAX:
             raise MisuseError(f"a member's name has 1 to {NAME_BYTES_MAX} bytes: {name!r}")
         self._register, self._name, self._settings = register, name, settings
+        self._state_bytes_max = max(state_bytes_max, settings.receive_bytes_max)
         self._get_state, self._set_state, self._apply_result = get_state, set_state, apply_result
         self._members_min, self._timeout_s, self._join_timeout_s = members_min, timeout_s, join_timeout_s
         self._closed = False
@@ -135,7 +137,7 @@ class VolatileGroup:
             get_state=self._get_state,
             set_state=self._set_state,
             apply_result=self._apply_result,
-            state_bytes_max=self._settings.receive_bytes_max,
+            state_bytes_max=self._state_bytes_max,
         )
         self._joining = control
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -59,6 +60,20 @@ def test_one_member_trains_as_its_inner_optimiser_alone(make: Callable[..., Algo
     algorithm = make(network, inner)
     train(algorithm, network, inner, register(), after=lambda _: algorithm.finish())
     torch.testing.assert_close(flat(network), alone(adamw), rtol=1e-4, atol=1e-6)
+
+
+def test_who_joins_takes_a_state_of_its_own_models_size_that_is_larger_than_any_message_may_be() -> None:
+    networks, where, ended = [model(2**14) for _ in range(2)], register(), threading.Event()
+
+    def run(rank: int) -> None:
+        algorithm, small = LocalSGD(networks[rank].parameters()), replace(SETTINGS, receive_bytes_max=2**21)
+        assert rank == 0 or wait_until(lambda: where.view() is not None)
+        with algorithm.join(where, name=f"member-{rank}", settings=small):
+            if rank == 0:
+                step_until(ended, lambda: not algorithm.meet(), pause_s=0.02)
+            ended.set()
+
+    in_threads(2, run)
 
 
 def test_a_member_that_comes_back_brings_what_it_learned_while_it_was_cut_off() -> None:
