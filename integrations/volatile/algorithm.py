@@ -143,8 +143,8 @@ class Algorithm:
             name = type(self).__name__
             reason = f"required no gradient when this {name} was made, so it is exchanged with nobody"
             raise MisuseError(f"a parameter that is trained {reason}: make it of parameters that all require one")
-        self._before(tokens)
         try:
+            self._before(tokens)
             yield
         except BaseException:
             self._interrupted()
@@ -181,7 +181,7 @@ class Algorithm:
         """An inner step has ended; `_inner` counts it."""
 
     def _interrupted(self) -> None:
-        """An inner step has begun, and ends with an error of the caller's."""
+        """An inner step ends with an error, of the caller's or of `_before`."""
 
     def _end(self) -> None:
         """This member has left; the group is closed."""

@@ -60,6 +60,10 @@ class Fragment:
                 parameter.grad = torch.empty_like(parameter)
             parameter.grad.copy_(part.view_as(parameter))
 
+    def gradient_versions(self) -> list[tuple[int, int] | None]:
+        """Which gradients there are, and how often each was written to."""
+        return [None if one.grad is None else (id(one.grad), one.grad._version) for one in self.parameters]
+
     def clear_gradients(self) -> None:
         """Leave them without gradients: an optimiser's step passes them over."""
         for parameter in self.parameters:

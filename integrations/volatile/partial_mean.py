@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -31,13 +32,17 @@ class Stateful(Protocol):
 class PartialMean(Algorithm):
     """See the module. Gradients are averaged when `step` begins, and the optimiser steps alike on all members.
 
+    A step that the caller leaves out, or that ends with an error before the optimiser's, is made all the same: the
+    others make it. Where that fails this member joins again with its next step.
+
     Args:
         parameters: of the model.
         optimizer: of the same parameters. A member that joins begins with the others' state of it, and repeats steps of
             theirs by its `step()` alone. So what else is done to gradients or the rate belongs into a hook of it
-            (`register_step_pre_hook`), such as clipping, or a step of a learning-rate scheduler. It steps without a
-            closure, which would compute this member's own gradients again. `GradScaler`, which skips steps whose
-            gradients are not finite, is not supported: train in bfloat16.
+            (`register_step_pre_hook`), such as clipping, or a step of a learning-rate scheduler. Gradients that
+            anything else has changed since they were averaged are refused. It steps without a closure, which would
+            compute this member's own gradients again. `GradScaler`, which skips steps whose gradients are not finite,
+            is not supported: train in bfloat16.
         also: what those hooks use that has a state of its own (`state_dict`), such as the scheduler. All members have
             it alike, and who joins begins with the others'.
         compression: of the gradients: "int4", "int8", "bfloat16" or "" for none; what it leaves out is sent later.
@@ -61,18 +66,25 @@ class PartialMean(Algorithm):
         """What hooks change in a step of the caller's that is none: this member holds the others' state already."""
         self._steps = False
         """The optimiser has begun a step, and not ended it."""
-        optimizer.register_step_pre_hook(self._step_begins)
+        begins = optimizer.register_step_pre_hook(self._step_begins)
+        hooks = cast("OrderedDict[int, Any]", optimizer._optimizer_step_pre_hooks)
+        hooks.move_to_end(begins.id, last=False)  # the others may change gradients
         optimizer.register_step_post_hook(self._step_ends)
         self.compression, self.quorum = compression, quorum
         self._all = Fragment(self.parameters)
         self._due: list[torch.Tensor] | None = None
         """The result of a step that the others have made, and that the optimiser here is about to."""
+        self._averaged: list[tuple[int, int] | None] = []
+        """The versions of the gradients when they were last averaged."""
 
     def _step_begins(self, _optimizer: torch.optim.Optimizer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         within = self._due is not None or self._kept is not None
         if within and (kwargs.get("closure") or any(map(callable, args[1:]))):  # after the optimizer itself
             reason = "a closure computes this member's own gradients again, after PartialMean has averaged them"
             raise MisuseError(f"{reason}: compute them before `algorithm.step()`, and step the optimizer without one")
+        if self._due is not None and self._all.gradient_versions() != self._averaged:
+            reason = "gradients were changed after PartialMean has averaged them, which who joins could not repeat"
+            raise MisuseError(f"{reason}: clip them in a hook (`optimizer.register_step_pre_hook`)")
         self._steps = True
 
     def _step_ends(self, *_: object) -> None:
@@ -83,6 +95,7 @@ class PartialMean(Algorithm):
         if any(one.requires_grad and one not in self._known for one in _parameters(self._optimizer)):
             reason = "the optimizer has a parameter that PartialMean was not given, and would train it here alone"
             raise MisuseError(f"{reason}: make both of the same parameters")
+        self._steps = False
         values, weight = weighted(self._all.read_gradients(), tokens)
         own = [values, torch.cat([weight, weight.new_tensor([one.grad is not None for one in self.parameters])])]
         how: dict[str, Any] = {"quorum": self.quorum, "compression": self.compression, "feedback": "gradients"}
@@ -98,11 +111,7 @@ class PartialMean(Algorithm):
             raise MisuseError(reason) from error
         self._due = None if self.last.applied else result
         if self._due is not None and not self.last.contributed:
-            try:
-                made_up = self._group.make_up(own, **how)
-            except BaseException:
-                self._make_due_step()  # the caller's optimizer will not
-                raise
+            made_up = self._group.make_up(own, **how)
             if made_up is not None:
                 self._make_due_step()
                 self.last, self._due = made_up, None if made_up.applied else own
@@ -115,13 +124,18 @@ class PartialMean(Algorithm):
 
     def _make_due_step(self) -> None:
         if self._due is not None:
-            due, self._due = self._due, None
-            self._apply(due)
+            self._make_step(self._due)
+
+    def _make_step(self, result: Sequence[torch.Tensor]) -> None:
+        self._write_mean(result)
+        self._optimizer.step()
+        self._all.clear_gradients()  # a caller's next ones would be added to them
 
     def _write_mean(self, result: Sequence[torch.Tensor]) -> None:
         """The mean of the gradients; where no member has one of a parameter, it has none here either."""
         values, said = result
         self._all.write_gradients(weighted_mean([values, said[:1]]), has=(said[1:] > 0).tolist())
+        self._averaged = self._all.gradient_versions()
 
     def _result_layout(self) -> Layout:
         return (self._all.elems, torch.float32), (1 + len(self.parameters), torch.float64)
@@ -129,9 +143,10 @@ class PartialMean(Algorithm):
     def _apply(self, result: Sequence[torch.Tensor]) -> None:
         """A step that the others have made, as this member catches up."""
         self._make_due_step()
-        self._write_mean(result)
-        self._optimizer.step()
-        self._all.clear_gradients()  # a caller's next ones would be added to them
+        self._make_step(result)
+
+    def _after(self, tokens: int) -> None:
+        self._interrupted()  # where the caller has left the step out
 
     def _interrupted(self) -> None:
         """The others make a step that this member was about to make: it makes it all the same.
@@ -139,16 +154,14 @@ class PartialMean(Algorithm):
         Where the optimiser itself raised, nobody knows how far it came.
         """
         self._undo_hooks()
-        if not self._steps:
-            with contextlib.suppress(Exception):
-                self._make_due_step()
-                return
-        self._steps, self._due = False, None
-        self._group.lose_state("a committed step was not made here: the optimizer raised an error")
-
-    def _after(self, tokens: int) -> None:
-        self._due = None  # where the caller has left it out
-        self._undo_hooks()
+        try:
+            if not self._steps:
+                with contextlib.suppress(Exception):
+                    self._make_due_step()
+        finally:
+            if self._steps or self._due is not None:
+                self._steps, self._due = False, None
+                self._group.lose_state("a committed step was not made here: an error came in between")
 
     def _undo_hooks(self) -> None:
         """The caller's `optimizer.step()` had no gradients to step with, and its hooks were called all the same."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -301,6 +302,66 @@ def test_an_optimizer_that_is_given_a_closure_is_told_and_members_stay_alike(opt
     assert torch.equal(flat(networks[0]), flat(model())) == (optimizer == "lbfgs"), (
         "the others' step is made all the same"
     )
+
+
+@pytest.mark.parametrize("fails", ["left out", "no memory"])
+def test_a_step_that_one_member_leaves_out_or_has_no_memory_for_is_made_there_as_by_the_others(
+    fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where, networks, ended = register(), [model() for _ in range(SIZE)], threading.Barrier(SIZE)
+
+    def run(rank: int) -> None:
+        inner = adamw(networks[rank])
+        algorithm = PartialMean(networks[rank].parameters(), optimizer=inner)
+
+        def no_memory(_result: object) -> None:
+            monkeypatch.undo()
+            raise torch.OutOfMemoryError
+
+        with algorithm.join(where, name=f"member-{rank}", members_min=SIZE, settings=SETTINGS):
+            for number in range(5):
+                learn(networks[rank], inner, number * SIZE + rank)
+                odd = number == 2 and rank == 1
+                if odd and fails == "no memory":
+                    monkeypatch.setattr(algorithm, "_write_mean", no_memory)
+                try:
+                    with algorithm.step():
+                        if not (odd and fails == "left out"):
+                            inner.step()
+                except torch.OutOfMemoryError:
+                    assert odd
+            ended.wait(60.0)
+
+    in_threads(SIZE, run)
+    assert torch.equal(flat(networks[0]), flat(networks[1]))
+
+
+@pytest.mark.parametrize("implementation", ["foreach", "fused"])
+def test_gradients_that_are_changed_once_they_are_averaged_are_refused_but_by_hooks_of_the_optimizer(
+    implementation: str,
+) -> None:
+    network = model()
+    inner = torch.optim.AdamW(
+        network.parameters(), lr=0.01, foreach=implementation == "foreach", fused=implementation == "fused"
+    )
+
+    def clip(*_: object) -> None:
+        torch.nn.utils.clip_grad_norm_(network.parameters(), 0.1)
+
+    inner.register_step_pre_hook(clip)
+    algorithm = PartialMean(network.parameters(), optimizer=inner)
+
+    def step(spoil: Callable[[], None]) -> None:
+        learn(network, inner, 0)
+        with algorithm.step():
+            spoil()
+            inner.step()
+
+    with algorithm.join(register(), name="member", settings=SETTINGS):
+        for spoil in (clip, inner.zero_grad):
+            step(lambda: None)
+            with pytest.raises(MisuseError, match=r"clip them in a hook \(`optimizer"):
+                step(spoil)
 
 
 def test_what_no_member_has_a_gradient_of_is_left_alone_and_what_one_has_is_not() -> None:
