@@ -24,7 +24,7 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from types import FrameType, TracebackType
 from typing import TypeVar
 
@@ -216,6 +216,9 @@ class VolatileGroup:
         (`Committed.applied`). Where it was left out it joins again, and `set_state` gets what the others hold: the
         tensors are as they were then, too, and what they say was learned from an older state.
 
+        An error of another kind than below, as of a signal's handler, leaves the step half done: the others go on
+        without this member, and its next call joins again. So it is in `make_up` and `aside`.
+
         Args:
             timeout_s: of this step; None is the group's.
             quorum: with that many parts, and more than half of all, a step does not wait for one that is later than the
@@ -235,9 +238,10 @@ class VolatileGroup:
         """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         try:
-            met = self._steps.make(
-                tensors, op, timeout_s, quorum=quorum, finite=finite, compression=compression, feedback=feedback
-            )
+            with self._whole():
+                met = self._steps.make(
+                    tensors, op, timeout_s, quorum=quorum, finite=finite, compression=compression, feedback=feedback
+                )
         except EvictedError as error:
             return self._left_out(error)
         assert met is not None
@@ -269,18 +273,31 @@ class VolatileGroup:
             return None
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         try:
-            return self._steps.make(
-                tensors,
-                op,
-                timeout_s,
-                quorum=quorum,
-                finite=finite,
-                compression=compression,
-                feedback=feedback,
-                within=self.view,
-            )
+            with self._whole():
+                return self._steps.make(
+                    tensors,
+                    op,
+                    timeout_s,
+                    quorum=quorum,
+                    finite=finite,
+                    compression=compression,
+                    feedback=feedback,
+                    within=self.view,
+                )
         except EvictedError as error:
             return self._left_out(error)
+
+    @contextlib.contextmanager
+    def _whole(self) -> Iterator[None]:
+        """What is broken off half done, as by Ctrl-C, is not taken up again: the others go on without this member."""
+        try:
+            yield
+        except HiveError:
+            raise
+        except BaseException as error:
+            if self._steps.is_under_way:
+                self.lose_state(f"{type(error).__name__} has broken off what the members do together")
+            raise
 
     def _left_out(self, reason: EvictedError) -> Committed:
         """Join again; what then counts as the step that this member was left out of."""
@@ -307,7 +324,8 @@ class VolatileGroup:
                 return None
             self._control.wait_between_steps(idle=True)  # or a change of the view would wait for the end of a step
             try:
-                return run(group, view)
+                with self._whole():
+                    return run(group, view)
             except TransportError as error:
                 if isinstance(error, MisuseError | PeerError) and self._control.connects(view):
                     raise

@@ -73,6 +73,8 @@ class Steps:
         self._has_quorum = False
         self._reduced = 0, 0
         """The epoch and step of the last reduction that `make` has begun; (0, 0) before one."""
+        self.is_under_way = False
+        """Since this call's `ready` has returned, others may count on what follows."""
 
     def make(
         self,
@@ -87,6 +89,7 @@ class Steps:
         within: View | None = None,
     ) -> Committed | None:
         """As `VolatileGroup.all_reduce`, and as its `make_up` where it is to be done `within` a view or not at all."""
+        self.is_under_way = False
         listed = tensors if isinstance(tensors, list | tuple) else [tensors]
         views = [TensorView.of(one, writable=True) for one in listed]
         if finite:
@@ -183,6 +186,7 @@ class Steps:
             within: wait no longer than for as long as this is the view.
         """
         control, say_s = self._control, time.monotonic() + SAY_S
+        self.is_under_way = False
         try:
             while True:
                 given = self._follower.give_state()
@@ -190,11 +194,13 @@ class Steps:
                     control.raise_failure()
                     state, view = control.state, control.view
                     if state.phase is Phase.BEHIND or (within is not None and view is not within):
+                        self.is_under_way = True
                         return None, view
                     if given and self._follower.is_asked_for_state():
                         continue  # since a moment ago, and before the next step
                     waits = view.pause or len(view.workers) < self._control.members_min
                     if control.group is not None and state.phase is Phase.REDUCING and not waits:
+                        self.is_under_way = True
                         return control.group, view
                     control.wait_between_steps(idle=waits)
                     now_s = time.monotonic()

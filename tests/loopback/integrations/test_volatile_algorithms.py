@@ -28,6 +28,8 @@ from volatile_members import (
 from hive_qos.errors import EvictedError, MisuseError, PeerError, TimedOutError
 from integrations.volatile import A2CiD2, AsyncDiLoCo, DiLoCo, LocalSGD, PartialMean, StreamingDiLoCo
 from integrations.volatile.algorithm import Algorithm
+from transport.volatile import steps
+from transport.volatile.steps import Steps
 
 
 def alone(make: Callable[[torch.nn.Module], torch.optim.Optimizer], *, steps: int = 6) -> torch.Tensor:
@@ -492,6 +494,50 @@ def test_a_step_that_is_committed_is_made_although_its_block_raises(raises: str)
     assert len(both_have) >= 6
     for number in both_have:
         torch.testing.assert_close(seen[0][number], seen[1][number])
+
+
+@pytest.mark.parametrize("during", ["the reduction", "the agreement"])
+def test_who_survives_ctrl_c_in_a_meeting_joins_again_and_the_others_go_on(
+    during: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size, where, ended = 3, register(), threading.Event()
+    seen: list[dict[int, torch.Tensor]] = [{} for _ in range(size)]
+    presses: list[threading.Thread] = []
+    place, name = (steps, "_end") if during == "the reduction" else (Steps, "_exchange")
+    real = getattr(place, name)
+
+    def pressed(*arguments: Any) -> Any:
+        if threading.current_thread() in presses:
+            presses.clear()
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    monkeypatch.setattr(place, name, pressed)
+
+    def run(rank: int) -> None:
+        network = model()
+        inner, algorithm = sgd(network), LocalSGD(network.parameters(), every=1)
+        with algorithm.join(where, name=f"member-{rank}", settings=SETTINGS) as group:
+
+            def step() -> None:
+                step_once(network, inner, algorithm)
+                seen[rank][group.step] = algorithm.state_dict()["global"]
+
+            wait_until(lambda: len(group.view.workers) == size or step(), pause_s=0.02)
+            if rank:
+                step_until(ended, step, pause_s=0.02)
+                return
+            presses.append(threading.current_thread())
+            with pytest.raises(KeyboardInterrupt):
+                step_once(network, inner, algorithm)
+            enough = len(seen[0]) + 4
+            wait_until(lambda: len(seen[0]) >= enough or step())
+            wait_until(lambda: len(group.view.workers) == size or step())
+            ended.set()
+
+    in_threads(size, run)
+    for number in set(seen[0]) & set(seen[1]) & set(seen[2]):
+        assert all(torch.equal(seen[0][number], one[number]) for one in seen)
 
 
 def test_fragments_of_other_parameters_and_of_equal_sizes_are_told_apart() -> None:
