@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from hive_qos.errors import MisuseError, PeerError
-from integrations.volatile.fragments import cut, trainable
+from integrations.volatile.fragments import cut, digest_of, trainable
 from integrations.volatile.outer import nesterov
 from transport.arguments import check_count
 from transport.settings import Settings
@@ -64,8 +64,8 @@ class Algorithm:
 
     Args:
         parameters: of the model, on any device, of float32 or 16-bit floats. What is exchanged is float32 on the host.
-            Those that require no gradient now are left alone, and never may. To train some of them later, freeze them
-            when this is made.
+            Those that require no gradient now are left alone, and never may; all members have to have the same ones. To
+            train some of them later, freeze them when this is made.
 
     Attributes:
         parameters: those of them that are trained.
@@ -78,6 +78,7 @@ class Algorithm:
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         self.parameters, self._frozen = trainable(parameters, user=type(self).__name__)
+        self._frozen_as = ""
         self._gradient_bytes = sum(one.numel() * one.element_size() for one in self.parameters)
         self._inner = 0
         self._joined: VolatileGroup | None = None
@@ -105,6 +106,7 @@ class Algorithm:
         """
         if self._joined is not None:
             raise MisuseError("this algorithm has joined already: another member in this process needs one of its own")
+        self._frozen_as = digest_of(self._frozen, values=True)
         try:
             with VolatileGroup(
                 register,
@@ -195,7 +197,8 @@ class Algorithm:
 
     def _alike(self) -> dict[str, Any]:
         """Settings, by name, that all members have to have alike; who joins with others is refused."""
-        return {"quorum": self.quorum}
+        shapes = digest_of(self.parameters, values=False)
+        return {"quorum": self.quorum, "shapes": shapes, "frozen": self._frozen_as}
 
     def _shared_state(self) -> dict[str, Any]:
         """What a member that joins begins with: tensors on the host, so that its bytes name no member's GPU."""

@@ -6,6 +6,7 @@ bins of about equally many values, for a model whose layers nobody names.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -100,6 +101,16 @@ def trainable(
         what = f"one of {wrong[0].dtype}" if wrong else "none"
         raise MisuseError(f"{user} trains parameters of float32, bfloat16 and float16, and found {what}")
     return found, [one for one in given if not one.requires_grad]
+
+
+def digest_of(parameters: Iterable[torch.Tensor], *, values: bool) -> str:
+    """Tells models apart by the shapes of these parameters, and by their bytes where `values` count."""
+    hashed = hashlib.sha256()
+    for one in parameters:
+        hashed.update(repr(tuple(one.shape)).encode())
+        if values and type(one.data) is torch.Tensor:  # who quantises may have kinds of its own, without such bytes
+            hashed.update(one.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return hashed.hexdigest()[:8]
 
 
 def cut(

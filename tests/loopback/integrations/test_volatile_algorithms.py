@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -673,6 +674,32 @@ def test_other_defaults_of_torch_change_nothing(name: str) -> None:
         torch.set_default_dtype(usual)
     assert torch.equal(flat(networks[0]), flat(networks[1]))
     assert not torch.equal(flat(networks[0]), flat(model()))
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("other", ["frozen", "shapes"])
+def test_who_joins_with_other_frozen_weights_or_other_shapes_is_refused(name: str, other: str) -> None:
+    where, begun, ended = register(), threading.Event(), threading.Event()
+
+    def run(rank: int) -> None:
+        network = model()
+        network[0].requires_grad_(False)
+        if rank and other == "frozen":
+            next(network.parameters()).data.zero_()
+        elif rank:
+            network[2].weight = torch.nn.Parameter(network[2].weight.detach().reshape(2, -1))
+        algorithm = EVERY[name](network, inner := sgd(network))
+        assert rank == 0 or begun.wait(60.0)
+        with contextlib.ExitStack() as stack:
+            if rank:
+                stack.callback(ended.set)
+                stack.enter_context(pytest.raises(PeerError, match=f"{other}='[0-9a-f]{{8}}'"))
+            stack.enter_context(algorithm.join(where, name=f"member-{rank}", settings=SETTINGS))
+            if rank == 0:
+                begun.set()
+                step_until(ended, lambda: step_once(network, inner, algorithm), pause_s=0.02)
+
+    in_threads(2, run)
 
 
 @pytest.mark.parametrize("name", EVERY)
