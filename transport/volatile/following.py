@@ -51,7 +51,7 @@ class Follower:
     Args:
         control: of the member.
         get_state, set_state, apply_result: as of `VolatileGroup`.
-        state_bytes_max: a larger state is refused.
+        state_bytes_max: a larger state is refused, and so is a larger result, unless the caller's tensors are as large.
     """
 
     def __init__(
@@ -143,10 +143,7 @@ class Follower:
             return fetch
         what, same = best
         if fetch is None or (fetch.what.step, fetch.what.pieces) != (what.step, what.pieces):
-            size = sum(what.lengths)
-            if size > self._state_bytes_max:
-                reason = f"its state has {size} bytes, and this process takes at most {self._state_bytes_max}"
-                raise PeerError(str(same[0]), f"{reason}: if both train the same, raise Settings.receive_bytes_max")
+            _require_fits(what, same[0], self._state_bytes_max)
             if fetch is not None:
                 self._control.tell_first(Pause("its state takes longer to fetch than the others keep it"))
             fetch = Fetch(what, state=True)
@@ -203,6 +200,7 @@ class Follower:
             PeerError: it does not fit what this member holds; or it has other sizes, and there is no `apply_result`.
         """
         control, last, contributed = self._control, None, False
+        own_bytes = sum(one.data.nbytes for one in views)
         while control.view is view and control.state.phase is not Phase.FROZEN:
             control.raise_failure()
             state = control.state
@@ -212,7 +210,7 @@ class Follower:
                     break
                 raise TimedOutError(f"following step {step}", timeout_s=timeout_s)
             chosen = commit.announced(state, step)
-            found = self._fetch_result(step, chosen.members if chosen else view.workers)
+            found = self._fetch_result(step, chosen.members if chosen else view.workers, own_bytes)
             if last is not None and not isinstance(found, Fetch):
                 break
             if isinstance(found, Absent):
@@ -246,7 +244,7 @@ class Follower:
 
     # What both do.
 
-    def _fetch_result(self, step: int, members: Sequence[Member]) -> Fetch | Absent | None:
+    def _fetch_result(self, step: int, members: Sequence[Member], own_bytes: int = 0) -> Fetch | Absent | None:
         """The result of a step; None where nobody has it yet, Absent where nobody has it any more."""
         holders = self._control.links.holders(members)
         found = ask_all(holders, step)
@@ -255,6 +253,7 @@ class Follower:
             gone = [one for one in found.values() if isinstance(one, Absent) and one.gone]
             return gone[0] if gone and len(gone) == len(found) else None
         what, same = best
+        _require_fits(what, same[0], max(own_bytes, self._state_bytes_max))
         fetch = Fetch(what, state=False)
         done = fetch.run([one for one in holders if one.member in same], stop=self._control.is_over)
         return fetch if done else None
@@ -272,6 +271,13 @@ class Follower:
             return False
         control.shelf.put_result(what, found.tensors())
         return True
+
+
+def _require_fits(what: Manifest, holder: Member, bytes_max: int) -> None:
+    size, named = sum(what.lengths), f"result of step {what.step}" if what.members else "state"
+    if size > bytes_max:
+        reason = f"its {named} has {size} bytes, and this process takes at most {bytes_max}"
+        raise PeerError(str(holder), f"{reason}: if both train the same, raise Settings.receive_bytes_max")
 
 
 class Pace:

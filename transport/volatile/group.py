@@ -73,7 +73,8 @@ class VolatileGroup:
             without it they wait, and it ends.
         members_min: `all_reduce` waits until so many work.
         settings: addresses, engine and identity; None reads the `HIVE_*` environment.
-        state_bytes_max: a state that is larger than this, and than `receive_bytes_max` of the settings, is refused.
+        state_bytes_max: a state or result that is larger than this, and than `receive_bytes_max` of the settings, is
+            refused.
         timeout_s: so long a call waits for a member that lives and does not come.
         join_timeout_s: so long to be admitted, and again after this member was left out; and for a register that
             cannot be reached when the view has to change.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from transport.volatile.links.mesh import connect_s
-from transport.volatile.protocol.admission import SILENT_S
+from transport.volatile.protocol.admission import READ_BACK_MAX, SILENT_S
 from transport.volatile.protocol.view import Member, View
 from transport.volatile.register.register import Register
 
@@ -43,7 +43,8 @@ class Restart:
         if now_s < self._look_s:
             return False
         self._look_s = now_s + SILENT_S
-        for number in range(view.asked + 1, self._register.asked() + 1):
+        asked = self._register.asked()
+        for number in range(max(view.asked, asked - READ_BACK_MAX) + 1, asked + 1):
             if number not in self._asking and (request := self._register.request(number)) is not None:
                 self._asking[number] = request[0]
         before = self._beats

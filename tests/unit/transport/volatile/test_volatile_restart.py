@@ -8,6 +8,7 @@ import pytest
 
 from transport.volatile.links.mesh import connect_s
 from transport.volatile.membership.restart import STANDS_S, Restart
+from transport.volatile.protocol.admission import READ_BACK_MAX
 from transport.volatile.protocol.view import DIGEST_BYTES, Member, View
 from transport.volatile.register.register import MemoryStore, Register
 
@@ -75,3 +76,13 @@ def test_whoever_has_others_connect_lives() -> None:
         for one in again("ab"):
             asking._register.say_waiting(one, second)
         assert not asking._restart.is_due(VIEW, second // 10, float(second))
+
+
+def test_a_counter_that_is_forged_costs_a_bounded_number_of_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, read = MemoryStore(), list[int]()
+    store.add("hive/volatile/j/asked", 10**6)
+    monkeypatch.setattr(Register, "request", lambda _register, number: read.append(number))
+    restart = Restart(Register(store, job="j"))
+    assert not restart.is_due(VIEW, 1, 0.0)
+    assert not restart.is_due(VIEW, 1, 1000.0)
+    assert read == list(range(10**6 - READ_BACK_MAX + 1, 10**6 + 1))

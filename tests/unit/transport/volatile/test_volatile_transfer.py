@@ -7,12 +7,15 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 
 from hive_qos.errors import CancelledError, PeerError
-from transport.volatile.following import Pace
+from transport.volatile.control import Control
+from transport.volatile.following import Follower, Pace
 from transport.volatile.protocol.messages import Ask
 from transport.volatile.protocol.view import DIGEST_BYTES, Member
 from transport.volatile.transfer import fetch as fetch_module
@@ -229,3 +232,20 @@ def test_who_does_not_come_nearer_is_too_slow_and_who_does_is_not() -> None:
     assert [one for one in (slower.followed(10 + place) for place in range(9)) if one] == [
         "17 steps behind, 10 before the last 8 results"
     ]
+
+
+def test_a_result_that_is_larger_than_any_that_this_member_makes_is_refused_before_it_is_fetched() -> None:
+    shelf = Shelf()
+    shelf.put_result(manifest_of(1, RESULT), RESULT)
+    holders = [Served(MEMBERS[0], shelf).holder]
+    control = SimpleNamespace(links=SimpleNamespace(holders=lambda _members: holders), is_over=lambda: False)
+
+    def fetched(*, own_bytes: int) -> object:
+        follower = Follower(
+            cast(Control, control), get_state=bytes, set_state=print, apply_result=None, state_bytes_max=399
+        )
+        return follower._fetch_result(1, MEMBERS, own_bytes)
+
+    assert isinstance(fetched(own_bytes=400), Fetch)
+    with pytest.raises(PeerError, match="its result of step 1 has 400 bytes, and this process takes at most 399"):
+        fetched(own_bytes=0)
