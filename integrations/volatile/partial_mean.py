@@ -217,7 +217,8 @@ class PartialMean(Algorithm):
         self._due, self._steps_made = None, int(state.get("steps", 0))
 
     def _state_bytes(self) -> bytes | None:
-        return None if self._due is not None else super()._state_bytes()
+        within = self._due is not None or self._kept is not None
+        return None if within else super()._state_bytes()
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:

@@ -127,7 +127,10 @@ class Follower:
             if state.phase is not Phase.BEHIND and control.member in state.view.workers:
                 return
             if time.monotonic() >= give_up_s:
-                raise TimedOutError(f"joining: {control.member} did not catch up", timeout_s=timeout_s)
+                reason = (
+                    "who joins works after the second step from when it asked: raise join_timeout_s above two rounds"
+                )
+                raise TimedOutError(f"joining: {control.member} did not catch up; {reason}", timeout_s=timeout_s)
             if state.committed < 0:
                 fetch = self._learn_state(state.view, fetch)
             elif not self._learn_result(state, pace):

@@ -52,7 +52,7 @@ STEP_S = 1800.0
 """As torch's `default_pg_timeout`: who needs 10 minutes for a round can wait for one who needs 40. A lost member is
 found within seconds without it."""
 JOIN_S = STEP_S
-"""A newcomer is let in after a step."""
+"""A newcomer is let in after one step, and works after the next."""
 AGAIN_S = 1.0
 """Before a member that could not join again tries to: so long a link may take to come back, of a machine that slept."""
 LEAVE_S = 1.0
@@ -345,12 +345,15 @@ class VolatileGroup:
             self._control.fail(EvictedError(reason))
 
     def stepped(self, gradient_bytes: int) -> None:
-        """Say that a step of training was made. `hive-qos job` then shows what DDP would have sent for it.
+        """Say that a step of training was made. Who joins gets the state now, if it waits for one (`get_state`).
+
+        `hive-qos job` then shows what DDP would have sent for the step.
 
         Args:
             gradient_bytes: of all gradients of the model, in their dtype.
         """
         self._control.stepped(gradient_bytes)
+        self._follower.give_state()
 
     def leave(self) -> None:
         """Tell the others that this process goes, and close: within a second they go on.

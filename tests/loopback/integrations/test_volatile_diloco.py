@@ -20,6 +20,7 @@ from volatile_members import (
     sgd,
     step_beside_a_slower_one,
     step_once,
+    step_until,
     train,
     train_on_unequal_batches,
 )
@@ -130,6 +131,22 @@ def test_who_ends_after_a_meeting_that_failed_keeps_what_it_has_learned() -> Non
         group.members_min = 1
         algorithm.finish()
         assert torch.equal(flat(network), learned)
+
+
+def test_who_joins_gets_the_state_between_two_meetings() -> None:
+    where, ended = register(), threading.Event()
+
+    def run(rank: int) -> None:
+        network = model()
+        algorithm, inner = DiLoCo(network.parameters(), every=10**6), sgd(network)
+        assert rank == 0 or wait_until(lambda: where.view() is not None)
+        with algorithm.join(where, name=f"member-{rank}", settings=SETTINGS, join_timeout_s=20) as group:
+            if rank == 0:
+                step_until(ended, lambda: step_once(network, inner, algorithm), pause_s=0.02)
+            ended.set()
+            assert group.step == 0
+
+    in_threads(2, run)
 
 
 def test_who_ends_with_a_regular_meeting_holds_what_those_hold_who_end_between_two() -> None:

@@ -141,6 +141,7 @@ class Newcomer:
     def _nobody_answers(self, view: View) -> str:
         register = self.register
         refused = f"joining: {view.workers[0]}, the first member of job {register.job}, did not admit {self.member}"
+        refused += ", as it does after a step: raise join_timeout_s above two rounds"
         if self.left is not None:
             return refused
         names = ", ".join(one.name for one in view.workers)
