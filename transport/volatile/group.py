@@ -205,7 +205,6 @@ class VolatileGroup:
         *,
         timeout_s: float | None = None,
         quorum: int = 0,
-        finite: bool = True,
         compression: str = "",
         feedback: Hashable = None,
     ) -> Committed:
@@ -226,7 +225,6 @@ class VolatileGroup:
                 last arrivals let expect. Who is late three times in a row only follows the next three steps, and
                 twice as many each time that it is late again, 48 at most. 0 on all members waits for all, and so
                 does `EVERYBODY` of one where others have a quorum.
-            finite: refuse to send NaN or infinity.
             compression, feedback: as of `Group.allreduce`. What is left out is kept for as long as the view is.
 
         Raises:
@@ -241,7 +239,7 @@ class VolatileGroup:
         try:
             with self._whole():
                 met = self._steps.make(
-                    tensors, op, timeout_s, quorum=quorum, finite=finite, compression=compression, feedback=feedback
+                    tensors, op, timeout_s, quorum=quorum, compression=compression, feedback=feedback
                 )
         except EvictedError as error:
             return self._left_out(error)
@@ -255,7 +253,6 @@ class VolatileGroup:
         *,
         quorum: int,
         timeout_s: float | None = None,
-        finite: bool = True,
         compression: str = "",
         feedback: Hashable = None,
     ) -> Committed | None:
@@ -280,7 +277,6 @@ class VolatileGroup:
                     op,
                     timeout_s,
                     quorum=quorum,
-                    finite=finite,
                     compression=compression,
                     feedback=feedback,
                     within=self.view,

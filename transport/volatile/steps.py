@@ -83,7 +83,6 @@ class Steps:
         timeout_s: float,
         *,
         quorum: int,
-        finite: bool,
         compression: str,
         feedback: Hashable,
         within: View | None = None,
@@ -92,8 +91,7 @@ class Steps:
         self.is_under_way = False
         listed = tensors if isinstance(tensors, list | tuple) else [tensors]
         views = [TensorView.of(one, writable=True) for one in listed]
-        if finite:
-            require_finite(views)
+        require_finite(views)
         kept = [bytes(one.data) for one in views]
         part_bytes = sum(map(len, kept))
         attempts, differed, self._reduced = 0, 0, (0, 0)
