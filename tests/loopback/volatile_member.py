@@ -179,7 +179,7 @@ def main(address: str, wishes: Mapping[str, Any]) -> int:
             name=name,
             get_state=weights.tobytes,
             set_state=set_state,
-            apply_result=apply_result if wishes.get("follows", True) else None,
+            apply_result=apply_result,
             settings=Settings(
                 listen=wishes.get("listen", "127.0.0.1"),
                 broker=wishes.get("broker", "off"),

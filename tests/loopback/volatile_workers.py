@@ -67,14 +67,13 @@ class Worker:
         store: Store,
         *,
         size: int = 1000,
-        follows: bool = True,
         apply_s: float = 0.0,
         engine: str = "auto",
         fragments: Sequence[int] = (),
         **wishes: object,
     ) -> None:
         self._fragments = fragments or (size,)
-        self.name, self._store, self._follows, self._apply_s, self._engine = name, store, follows, apply_s, engine
+        self.name, self._store, self._apply_s, self._engine = name, store, apply_s, engine
         self._how: dict[str, Any] = {"quorum": wishes.pop("quorum", 0), "compression": wishes.pop("compression", "")}
         self._wishes = wishes
         self.weights = np.zeros(size, np.float32)
@@ -140,7 +139,7 @@ class Worker:
                 name=self.name,
                 get_state=self.weights.tobytes,
                 set_state=self._set,
-                apply_result=self._follow if self._follows else None,
+                apply_result=self._follow,
                 settings=settings,
                 **self._wishes,  # type: ignore[arg-type]
             ) as self.group:

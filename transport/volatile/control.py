@@ -119,15 +119,15 @@ class Control:
 
     # For the caller's thread.
 
-    def join(self, timeout_s: float, *, follows: bool, left: View | None) -> None:
+    def join(self, timeout_s: float, *, left: View | None) -> None:
         """Become a member: the first one, or a learner that the others have admitted.
 
         Args:
-            follows, left: as of `Newcomer`.
+            left: as of `Newcomer`.
 
         Raises: as `Newcomer.join`.
         """
-        newcomer = Newcomer(self._register, self.member, self.links, follows, left, self.raise_failure)
+        newcomer = Newcomer(self._register, self.member, self.links, left, self.raise_failure)
         self.state = newcomer.join(timeout_s)
         self._report = MemberReport(
             self.state,

@@ -60,7 +60,7 @@ class Follower:
         *,
         get_state: Callable[[], bytes | None],
         set_state: Callable[[bytes], None],
-        apply_result: ApplyResult | None,
+        apply_result: ApplyResult,
         state_bytes_max: int,
     ) -> None:
         self._control = control
@@ -164,8 +164,8 @@ class Follower:
         found = self._fetch_result(state.committed + 1, state.view.workers[:HOLDERS_MAX])
         if found is None:
             return False
-        if isinstance(found, Absent) or self._apply_result is None:
-            self._forget("it cannot follow" if self._apply_result is None else "the results it needs are not kept")
+        if isinstance(found, Absent):
+            self._forget("the results it needs are not kept")
             return True
         if not self._followed(found):
             return True  # the view has changed meanwhile: it is fetched again, if it is still to be
@@ -191,16 +191,16 @@ class Follower:
     # Who was late.
 
     def follow(self, view: View, views: Sequence[TensorView], give_up_s: float, timeout_s: float) -> Followed | None:
-        """Take the next result of those who have committed it; None where the view changes before there is one.
+        """Take the next results of those who have committed them; None where the view changes before there is one.
 
-        With `apply_result` all results that there are: it gets those before the last one, each with its step. The
-        tensors hold the last one, unless that has other sizes, as where each step is of another part of a model.
-        Then `apply_result` gets that, too, and the tensors stay as they are.
+        `apply_result` gets those before the last one, each with its step. The tensors hold the last one, unless that
+        has other sizes, as where each step is of another part of a model. Then `apply_result` gets that, too, and the
+        tensors stay as they are.
 
         Raises:
             EvictedError: the result is not kept any more.
             TimedOutError: nobody has committed it in time.
-            PeerError: it does not fit what this member holds; or it has other sizes, and there is no `apply_result`.
+            PeerError: it does not fit what this member holds.
         """
         control, last, contributed = self._control, None, False
         own_bytes = sum(one.data.nbytes for one in views)
@@ -224,13 +224,11 @@ class Follower:
                 continue
             if not self._followed(found):
                 continue
-            if last is not None and self._apply_result is not None:
+            if last is not None:
                 self._apply_result(last.what.step, last.tensors())
             last, contributed = found, contributed or control.member in found.what.members
             if found.what.head <= step:
                 self._tell_ready()
-                break
-            if self._apply_result is None:
                 break
         return None if last is None else self._hand_over(last, views, contributed=contributed)
 
@@ -240,8 +238,6 @@ class Follower:
             for one, data in zip(views, last.tensors(), strict=True):
                 one.data[:] = data
             return Followed(what.step, what.members, contributed=contributed, applied=False)
-        if self._apply_result is None:
-            raise PeerError("the group", f"its tensors of step {what.step} have {what.lengths} bytes, not ours")
         self._apply_result(what.step, last.tensors())
         return Followed(what.step, what.members, contributed=contributed, applied=True)
 

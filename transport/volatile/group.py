@@ -69,8 +69,7 @@ class VolatileGroup:
         set_state: takes such bytes: called before this returns, unless this is the first member; and by `all_reduce`,
             `make_up` or `aside` after this member was left out.
         apply_result: takes a step's number and the bytes of each of its reduced tensors, and does what the caller does
-            after `all_reduce`. With it this member joins while the others go on, and again after it was left out;
-            without it they wait, and it ends.
+            after `all_reduce`. So this member joins while the others go on, and again after it was left out.
         members_min: `all_reduce` waits until so many work.
         settings: addresses, engine and identity; None reads the `HIVE_*` environment.
         state_bytes_max: a state or result that is larger than this, and than `receive_bytes_max` of the settings, is
@@ -94,7 +93,7 @@ class VolatileGroup:
         name: str,
         get_state: Callable[[], bytes | None],
         set_state: Callable[[bytes], None],
-        apply_result: ApplyResult | None = None,
+        apply_result: ApplyResult,
         members_min: int = 1,
         settings: Settings | None = None,
         state_bytes_max: int = 0,
@@ -144,7 +143,7 @@ class VolatileGroup:
         try:
             if self._closed:
                 control.close()
-            control.join(timeout_s, follows=self._apply_result is not None, left=left)
+            control.join(timeout_s, left=left)
             follower.learn(give_up_s, timeout_s)
         except BaseException:
             control.close()
@@ -156,10 +155,8 @@ class VolatileGroup:
     def _join_again(self, reason: EvictedError) -> None:
         """Be a member again, with the state that the others have by now.
 
-        Raises: `reason`, where this member could not follow; as `VolatileGroup`.
+        Raises: as `VolatileGroup`.
         """
-        if self._apply_result is None:
-            raise reason
         _log.warning("%s joins again: %s", self.member, reason)
         self._control.fail(reason)
         self._control.close()
@@ -210,11 +207,11 @@ class VolatileGroup:
     ) -> Committed:
         """Reduce the members' `tensors` into them, in place, as step `self.step + 1`; return when it is committed.
 
-        Where this member was left behind and has `apply_result`, the steps up to the last one but one are applied by
-        it, and the tensors hold the result of the last one. Tensors may have other sizes in each step, such as those of
-        a fragment of a model: where the last result is of another fragment, it is applied so, too
-        (`Committed.applied`). Where it was left out it joins again, and `set_state` gets what the others hold: the
-        tensors are as they were then, too, and what they say was learned from an older state.
+        Where this member was left behind, `apply_result` gets the steps up to the last one but one, and the tensors
+        hold the result of the last one. Tensors may have other sizes in each step, such as those of a fragment of a
+        model: where the last result is of another fragment, it is applied so, too (`Committed.applied`). Where this
+        member was left out it joins again, and `set_state` gets what the others hold: the tensors are as they were
+        then, too, and what they say was learned from an older state.
 
         An error of another kind than below, as of a signal's handler, leaves the step half done: the others go on
         without this member, and its next call joins again. So it is in `make_up` and `aside`.
@@ -228,7 +225,7 @@ class VolatileGroup:
             compression, feedback: as of `Group.allreduce`. What is left out is kept for as long as the view is.
 
         Raises:
-            EvictedError: the others go on without this process, which has no `apply_result`, or have all left.
+            EvictedError: the others have all left.
             RegisterLostError: the view has to change, and the register cannot be reached for long.
             TimedOutError: a member that lives did not come in time, or fewer than `members_min` were there; or none
                 admitted this one again.

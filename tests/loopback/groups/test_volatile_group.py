@@ -183,6 +183,7 @@ def test_two_jobs_of_one_name_and_different_secrets_do_not_meet(start: Callable[
             name="b",
             get_state=bytes,
             set_state=lambda _data: None,
+            apply_result=lambda _step, _tensors: None,
             settings=Settings(listen="127.0.0.1", broker="off"),
         )
     first.allow()

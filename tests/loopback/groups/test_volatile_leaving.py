@@ -93,6 +93,7 @@ def test_who_is_interrupted_while_it_stays_for_a_learner_is_gone_all_the_same(st
         name="a",
         get_state=interrupted,
         set_state=lambda _data: None,
+        apply_result=lambda _step, _tensors: None,
         settings=Settings(listen="127.0.0.1", broker="off"),
     )
     learner = start("b", store)

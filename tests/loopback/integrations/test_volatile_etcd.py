@@ -147,6 +147,7 @@ def test_members_train_over_tls_and_a_stranger_is_refused(tmp_path: Path) -> Non
                 name="ab"[place],
                 get_state=lambda: b"",
                 set_state=lambda data: None,
+                apply_result=lambda step, tensors: None,
                 members_min=2,
                 settings=Settings(listen="127.0.0.1", broker="off", inspect=False),
             ) as group:

@@ -91,9 +91,9 @@ class FirstWorker:
         match step:
             case MakePlan(members):
                 self._connect(view, members)
-            case LetIn(joining, asked, pause) if joining and not joining <= self._agreement.state.wish.joining:
+            case LetIn(joining, asked) if joining and not joining <= self._agreement.state.wish.joining:
                 if self._agreement.state.wish.mesh == links.newest.number:
-                    self._change(joining=joining, asked=asked, pause=pause)
+                    self._change(joining=joining, asked=asked)
             case _:
                 pass
 

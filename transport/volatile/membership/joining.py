@@ -30,7 +30,6 @@ class Newcomer:
 
     Args:
         links: its connections, none yet.
-        follows: it can apply results of others, so that it joins without a pause.
         left: the last view that it was in, if it was left out: then it joins others, and begins nothing itself.
         raise_failure: raises what ends the waiting, if anything does.
     """
@@ -38,7 +37,6 @@ class Newcomer:
     register: Register
     member: Member
     links: Links
-    follows: bool
     left: View | None
     raise_failure: Callable[[], None]
 
@@ -109,7 +107,7 @@ class Newcomer:
             if now_s >= give_up_s:
                 raise TimedOutError(self._nobody_answers(view), timeout_s=timeout_s)
             if now_s >= ask_s or asked <= view.asked:  # whoever is first now does not look at that request again
-                asked = self.register.ask_to_join(self.member, follows=self.follows)
+                asked = self.register.ask_to_join(self.member)
                 ask_s = now_s + CONNECT_S
             if now_s >= beat_s:
                 beats, beat_s = beats + 1, now_s + BEAT_S

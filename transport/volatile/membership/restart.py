@@ -45,8 +45,8 @@ class Restart:
         self._look_s = now_s + SILENT_S
         asked = self._register.asked()
         for number in range(max(view.asked, asked - READ_BACK_MAX) + 1, asked + 1):
-            if number not in self._asking and (request := self._register.request(number)) is not None:
-                self._asking[number] = request[0]
+            if number not in self._asking and (member := self._register.request(number)) is not None:
+                self._asking[number] = member
         before = self._beats
         self._beats = {one: self._register.beat(one) for one in set(self._asking.values())}
         living = {one for one, beat in self._beats.items() if one in before and beat != before[one]}

@@ -45,11 +45,10 @@ class MakePlan:
 
 @dataclass(frozen=True)
 class LetIn:
-    """Who is new in the next view; `asked` and `pause` as in `commit.Wish`."""
+    """Who is new in the next view; `asked` as in `commit.Wish`."""
 
     joining: frozenset[Member]
     asked: int
-    pause: bool
 
 
 class Admission:
@@ -58,7 +57,7 @@ class Admission:
     def __init__(self) -> None:
         self._last = 0
         self._holes: dict[int, float] = {}
-        self._candidates: dict[Member, bool] = {}
+        self._candidates: dict[Member, None] = {}
         self._failed: set[Member] = set()
         self._named: set[Member] = set()
         self._beats: dict[Member, tuple[int | None, float]] = {}
@@ -78,22 +77,21 @@ class Admission:
         first = max(self._last, view.asked, last - READ_BACK_MAX) + 1
         return [*sorted(self._holes), *range(first, min(first + READ_MAX, last + 1))]
 
-    def hear(self, found: Mapping[int, tuple[Member, bool] | None], view: View, now_s: float) -> None:
-        """Take in what was read, by number: who it is, and whether it can follow; None where nothing is written.
+    def hear(self, found: Mapping[int, Member | None], view: View, now_s: float) -> None:
+        """Take in what was read, by number: who it is; None where nothing is written.
 
         A process takes a number, then writes. It may have died between the two, so nobody behind it waits for it.
         """
-        for number, request in sorted(found.items()):
+        for number, member in sorted(found.items()):
             self._last = max(self._last, number)
-            if request is None:
+            if member is None:
                 if now_s - self._holes.setdefault(number, now_s) >= HOLE_S:
                     del self._holes[number]
                 continue
             self._holes.pop(number, None)
-            member, follows = request
             if member not in view.members:
                 self.forget([one for one in self._candidates if one.name == member.name and one != member])
-                self._candidates[member] = follows
+                self._candidates[member] = None
 
     @property
     def asked(self) -> int:
@@ -173,7 +171,7 @@ class Admission:
             joining = there & self._candidates.keys()
             self._named |= joining
             self._planned_s = None
-            return LetIn(joining, self.asked, pause=not all(self._candidates[one] for one in joining))
+            return LetIn(joining, self.asked)
         if plan is None or late:
             return MakePlan(wanted)
         stands = newest >= plan.number

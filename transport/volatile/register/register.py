@@ -146,24 +146,24 @@ class Register:
             raise PeerError("register", f"{member} has left no note of where it stands, but something else")
         return stand
 
-    def ask_to_join(self, member: Member, *, follows: bool = True) -> int:
-        """Put `member` behind those who have asked before; its number. `follows`: it can apply results of others."""
+    def ask_to_join(self, member: Member) -> int:
+        """Put `member` behind those who have asked before; its number."""
         number = self.store.add(self._key("asked"), 1)
-        self._write(f"asks/{number}", cbor.encode_map({0: member.name, 1: member.incarnation, 2: follows}))
+        self._write(f"asks/{number}", cbor.encode_map({0: member.name, 1: member.incarnation}))
         return number
 
     def asked(self) -> int:
         """The number of the newest request to join."""
         return self.store.add(self._key("asked"), 0)
 
-    def request(self, number: int) -> tuple[Member, bool] | None:
-        """Who has asked to join, and whether it follows; None where it has not written that yet, or died before."""
+    def request(self, number: int) -> Member | None:
+        """Who has asked to join; None where it has not written that yet, or died before."""
         held = self._read(f"asks/{number}")
         if held is None:
             return None
         with _readable("a request to join"):
             values = cbor.decode_map(held)
-            return Member(str(values[0]), int(values[1])), values[2] is True
+            return Member(str(values[0]), int(values[1]))
 
     def say_waiting(self, member: Member, count: int) -> None:
         """Tell whom `member` waits for that it lives: `count` is another one each time."""

@@ -29,7 +29,7 @@ class First:
     def __init__(self) -> None:
         self.view = View(1, (A, B), 0, bytes(DIGEST_BYTES))
         self.admission = Admission()
-        self.requests: dict[int, tuple[Member, bool] | None] = {}
+        self.requests: dict[int, Member | None] = {}
         self.living: set[Member] = set()
         self.now_s = 0.0
         self.plan: Plan | None = None
@@ -37,9 +37,9 @@ class First:
         self.plans: list[frozenset[Member]] = []
         self.let_in: LetIn | None = None
 
-    def ask(self, *members: Member, lives: bool = True, follows: bool = True) -> None:
+    def ask(self, *members: Member, lives: bool = True) -> None:
         for one in members:
-            self.requests[len(self.requests) + 1] = (one, follows)
+            self.requests[len(self.requests) + 1] = one
             if lives:
                 self.living.add(one)
 
@@ -84,12 +84,12 @@ class First:
 def test_all_who_ask_are_let_in_together_once_everybody_is_connected() -> None:
     first = First()
     first.ask(C)
-    first.ask(D, follows=False)
+    first.ask(D)
     assert first.look() == MakePlan(frozenset({A, B, C, D}))
     first.connected(A, B, C)
     assert first.look() is None
     first.connected(D)
-    assert first.look() == LetIn(frozenset({C, D}), 2, pause=True)
+    assert first.look() == LetIn(frozenset({C, D}), 2)
 
 
 def test_a_candidate_that_died_is_given_up_within_seconds_and_the_others_are_let_in() -> None:
@@ -168,7 +168,7 @@ def test_of_many_old_requests_the_newest_are_read_some_at_a_time() -> None:
     first, read = First(), list[int]()
     while numbers := first.admission.to_read(first.view, 10_000):
         assert len(numbers) <= READ_MAX
-        first.admission.hear(dict.fromkeys(numbers, (C, True)), first.view, 0.0)
+        first.admission.hear(dict.fromkeys(numbers, C), first.view, 0.0)
         read += numbers
     assert read == list(range(10_001 - READ_BACK_MAX, 10_001))
 
@@ -178,7 +178,7 @@ def test_a_request_that_is_written_late_is_heard() -> None:
     first.requests[1] = None
     first.ask(C)
     first.look()
-    first.requests[1] = (D, True)
+    first.requests[1] = D
     assert first.look() is None  # the plan under way comes first
     first.connected(A, B, C)
     assert first.look() == MakePlan(frozenset({A, B, C, D}))

@@ -76,8 +76,8 @@ def test_notes_and_requests_come_back_as_they_were_written() -> None:
     assert notes.frozen(7, A) == stand
     assert notes.frozen(8, A) is None
     assert notes.ask_to_join(A) == 1
-    assert notes.ask_to_join(B, follows=False) == notes.asked() == 2
-    assert [notes.request(number) for number in (1, 2, 3)] == [(A, True), (B, False), None]
+    assert notes.ask_to_join(B) == notes.asked() == 2
+    assert [notes.request(number) for number in (1, 2, 3)] == [A, B, None]
     assert notes.beat(A) is None
     notes.say_waiting(A, 5)
     assert (notes.beat(A), notes.beat(B)) == (5, None)

@@ -242,7 +242,7 @@ def test_a_result_that_is_larger_than_any_that_this_member_makes_is_refused_befo
 
     def fetched(*, own_bytes: int) -> object:
         follower = Follower(
-            cast(Control, control), get_state=bytes, set_state=print, apply_result=None, state_bytes_max=399
+            cast(Control, control), get_state=bytes, set_state=print, apply_result=print, state_bytes_max=399
         )
         return follower._fetch_result(1, MEMBERS, own_bytes)
 
