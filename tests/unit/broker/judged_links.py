@@ -113,7 +113,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     # nobody's rate is to fall below 0.9; it takes the peer, which trains with the flooded host alone, as far as 0.2
     "late probes, twice": Scenario(
         lambda seed: late_probes(seed, 0.05, 0.25), 10,
-        (*least("held_up", (1, 1_000)), *least("least_part", (0.9, 0.9)), *least("peers_least_part", (0.4, 0.9)),
+        (*least("held_up", (1, 1_000)), *least("least_part", (0.8, 0.9)), *least("peers_least_part", (0.4, 0.9)),
          *least("used", (0.5, 0.88), (1, 0.7))),
     ),
     "declining": Scenario(
