@@ -32,6 +32,7 @@ from broker.law.capacity.evidence import (
 from broker.law.capacity.probe import BEYOND, CONFIRM_S, beside, late_s, raised_lately
 from broker.law.capacity.signals import Signals
 from broker.law.capacity.state import ArrivalState, CapacityState, Cause, OutboundCapacity, Phase, SignalState
+from broker.law.sharing.demand import BACKLOG_BYTES_MIN
 from broker.model.reasons import Because, Reason, source_of
 from broker.model.values import ClassSample, FlowSample, InterfaceSample
 from broker.policy.types import InterfacePolicy
@@ -40,7 +41,7 @@ FEW_HIGH, FEW_OF, SURELY_LESS = 2, 3, 0.8
 """Two of three samples suffice just after a raise, where a mistake costs only the raise. They also do when a packet
 waited 100 ms and less than 0.8 of the rate was carried. A peer that stalls does not pass that test, because its
 arrivals show more."""
-LIMITED, BACKLOG_BYTES_MIN = 0.9, 3_028
+LIMITED = 0.9
 """The shaper is the limit in a tick that used 90 % of it and left two packets waiting."""
 LOSS_FRACTION, LOSS_SENT_MIN = 0.05, 5
 """5 % lost on the path in a second (StormGuard's lower step), and at least so many packets, mean a queue too short to

@@ -21,8 +21,9 @@ USAGE_SLOTS = 5
 """Five seconds: longer than the gaps within a step, shorter than a person waits for a rate to be given back."""
 USAGE_HEADROOM = 1.1
 """Room to grow within one window (the usual figure of usage-based allocators): 1.1 doubles in seven windows."""
-BACKLOG_BYTES_MIN = 3028
-"""Two full frames: one packet on its way through the queue at the instant of reading is not a backlog."""
+BACKLOG_BYTES_MIN = 2250
+"""One and a half full frames: one packet on its way through the queue at the instant of reading is not a backlog, but
+two are, down to an MTU of 1125 (PPPoE has 1492, WireGuard 1420, the least of IPv6 is 1280)."""
 SENDING_BITS_PER_S = 10_000
 """Below this a class, a job or a connection counts as idle: a few packets a second are keep-alives."""
 THROUGHPUT_SMOOTHING_S = 0.5

@@ -177,7 +177,8 @@ def test_starved_storage_is_repaid_within_its_window_and_then_lends_again() -> N
     assert one(later[-1], "storage").rate_bits_per_s == one(later[-1], "storage").floor_bits_per_s
 
 
-def test_storage_gets_its_guarantee_over_every_window_although_training_never_pauses() -> None:
+@pytest.mark.parametrize("waiting_bytes", [50_000, 2 * 1420])
+def test_storage_gets_its_guarantee_over_every_window_although_training_never_pauses(waiting_bytes: int) -> None:
     """The kernel gives storage what its rate says, training takes the rest: after a minute the promise is kept."""
     state, sent, history = State(), dict.fromkeys(CLASS_NAMES, 0.0), []
     rate = 0.02 * CAPACITY
@@ -187,7 +188,7 @@ def test_storage_gets_its_guarantee_over_every_window_although_training_never_pa
         counters = {name: int(value) for name, value in sent.items()}
         decision = decide(
             now_s=tick / 10, state=state, policy=POLICY,
-            measurements=sample(counters, {"storage": 50_000, "compute": 50_000}),
+            measurements=sample(counters, {"storage": waiting_bytes, "compute": 50_000}),
         )  # fmt: skip
         state, rate = decision.state, one(decision, "storage").rate_bits_per_s
         history.append(sent["storage"])
