@@ -16,7 +16,7 @@ from broker.daemon.peer_opening import PeerOpening
 from broker.law.decision import Decision
 from broker.measure.flow_table import FlowTable
 from broker.measure.senders import PeerRtts, SenderTable
-from broker.model.leases import HELD_CLASS, Hold, Lease
+from broker.model.leases import HELD_CLASS, Hold, HoldOutcome, Lease
 from broker.model.reasons import Because
 from broker.model.values import Alarm, BrokerThere, SenderSample
 from broker.peers.own_certificate import OwnCertificate
@@ -124,7 +124,7 @@ class PeerLink:
     def answer(self, decision: Decision) -> None:
         """Answer others' requests after the kernel has applied them, so that no answer is early."""
         if self._channel is not None:
-            self._channel.answer(decision.verdicts)
+            self._channel.answer(self._verdicts(decision))
 
     def hold_nobody(self, decision: Decision) -> None:
         """In a pause: ask nobody for anything, and refuse what others ask."""
@@ -132,7 +132,7 @@ class PeerLink:
         if self._channel is not None:
             why = Because.HOLD_REFUSED(why="this host's broker is paused")
             self._channel.answer(
-                [replace(one, granted=False, rate_bits_per_s=0, reason=why) for one in decision.verdicts]
+                [replace(one, granted=False, rate_bits_per_s=0, reason=why) for one in self._verdicts(decision)]
             )
 
     def info(self, decision: Decision) -> HoldsInfo:
@@ -140,9 +140,20 @@ class PeerLink:
         if self._channel is None:
             return HoldsInfo()
         answers = self._channel.held()
-        made = {(one.peer, one.address, one.number): one for one in decision.verdicts}
+        made = {(one.peer, one.address, one.number): one for one in self._verdicts(decision)}
         return HoldsInfo(
             asked=tuple((hold, answers.get(hold.address)) for hold in decision.holds),
             leases=tuple((lease, made.get((lease.peer, lease.address, lease.number))) for lease in self._leases),
             peers=self._channel.status(),
         )
+
+    def _verdicts(self, decision: Decision) -> list[HoldOutcome]:
+        """One for each lease: what leads to an asker by no shaped interface is refused, so that it holds us itself."""
+        decided = {(one.peer, one.address) for one in decision.verdicts}
+        why = Because.HOLD_REFUSED(why="no interface that is shaped here leads there")
+        refused = (
+            HoldOutcome(lease.peer, lease.address, lease.number, False, 0, why)
+            for lease in self._leases
+            if (lease.peer, lease.address) not in decided
+        )
+        return [*decision.verdicts, *refused]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-SYS = Path("/sys/class/net")
+from broker.measure.interfaces import SYS, lower
 
 
 class Layers(Struct, frozen=True):
@@ -72,20 +72,13 @@ def misplaced(names: Iterable[str], *, sys: Path = SYS) -> tuple[Misplaced, ...]
 
 def _twice(layers: Layers, shaped: dict[str, Layers], sys: Path) -> list[Misplaced]:
     """An interface that stands on another shaped one, at whatever distance."""
-    below: set[str] = set()
-    look = list(layers.lower)
-    while look:
-        name = look.pop()
-        under = read(name, sys=sys) if name not in below else None
-        below.add(name)
-        look += under.lower if under is not None else ()
     return [
         Misplaced(
             layers.name,
             f"stands on {name}, which is shaped, too: its packets would wait twice, and count in both",
             f"name one of the two: {name} for everything that leaves, {layers.name} for its own traffic alone",
         )
-        for name in sorted(below & shaped.keys())
+        for name in sorted(lower(layers.name, sys=sys) & shaped.keys())
     ]
 
 

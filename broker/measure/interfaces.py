@@ -8,12 +8,14 @@ import os
 import socket
 import struct
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 from msgspec import Struct
 
 from hive_qos.errors import ShapingError
 
+SYS = Path("/sys/class/net")
 ROUTE_LIFE_S = 10.0
 ROUTES_MAX = 4096
 LINKS_LIFE_S = 10.0
@@ -42,30 +44,53 @@ class LinkState(Protocol):
     def carrier_changes(self) -> int: ...
 
 
+def lower(name: str, *, sys: Path = SYS) -> frozenset[str]:
+    """What an interface stands on, at whatever distance: a VLAN's parent, a bridge's ports."""
+    found: set[str] = set()
+    look = [name]
+    while look:
+        try:
+            entries = os.listdir(sys / look.pop())
+        except OSError:
+            continue
+        below = {entry.removeprefix("lower_") for entry in entries if entry.startswith("lower_")} - found
+        found |= below
+        look += below
+    return frozenset(found)
+
+
 class Routes:
     """Which shaped interface leads to an address. Remembers for a while; for one thread.
 
+    A route names the layer on top: the bridge or VLAN that has the address. Packets leave by the shaped one below it.
+
     Args:
         look_up: asks the kernel for the interface towards an address.
+        sys: where the kernel shows what stands on what.
     """
 
-    def __init__(self, look_up: Callable[[str], str | None]) -> None:
-        self._look_up = look_up
-        self._known: dict[str, tuple[str | None, float]] = {}
+    def __init__(self, look_up: Callable[[str], str | None], *, sys: Path = SYS) -> None:
+        self._look_up, self._sys = look_up, sys
+        self._known: dict[str, tuple[str | None, frozenset[str], float]] = {}
 
     def interface_towards(self, address: str, *, shaped: frozenset[str], now_s: float) -> str | None:
-        """Name the shaped interface that a packet to `address` leaves by; None when it is another, or none."""
+        """Name the shaped interface that a packet to `address` leaves by; None when it is another, one of several below
+        the route's, or none."""
         known = self._known.get(address)
-        if known is None or now_s - known[1] > ROUTE_LIFE_S:
+        if known is None or now_s - known[2] > ROUTE_LIFE_S:
             if len(self._known) >= ROUTES_MAX:
                 self._known.clear()
             try:
                 name = self._look_up(address)
             except (ShapingError, OSError):  # no answer in time: ask again next time, count the flow nowhere meanwhile
                 return None
-            known = (name, now_s)
+            below = frozenset() if name is None or name in shaped else lower(name, sys=self._sys)
+            known = (name, below, now_s)
             self._known[address] = known
-        return known[0] if known[0] in shaped else None
+        if known[0] in shaped:
+            return known[0]
+        candidates = known[1] & shaped
+        return min(candidates) if len(candidates) == 1 else None
 
     def forget(self) -> None:
         """Interfaces have changed: ask again."""

@@ -1,13 +1,14 @@
-"""What is known of links: carrier and speed, for how long, and of which interface."""
+"""What is known of links: carrier, speed, for how long, and of which interface; and which leads to an address."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from broker.measure import interfaces
-from broker.measure.interfaces import LINKS_LIFE_S, Links
+from broker.measure.interfaces import LINKS_LIFE_S, ROUTE_LIFE_S, Links, Routes
 
 MBIT = 1_000_000
 
@@ -93,3 +94,43 @@ def test_what_the_kernel_does_not_say_is_not_known_and_asked_again(card: Card) -
 def test_one_that_is_not_there_has_no_carrier_to_speak_of(card: Card) -> None:
     card.look = None
     assert card.carrier == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("route", "shaped", "leaves_by"),
+    [
+        ("br0", {"br0"}, "br0"),
+        ("br0", {"eth0"}, "eth0"),
+        ("br0.7", {"eth0"}, "eth0"),
+        ("br0", {"eth1"}, None),
+        ("br0", {"eth0", "tap0"}, None),
+        ("eth0", {"br0"}, None),
+        ("gone", {"eth0"}, None),
+        (None, {"eth0"}, None),
+    ],
+)
+def test_packets_leave_by_the_one_shaped_interface_below_the_route(
+    tmp_path: Path, route: str | None, shaped: set[str], leaves_by: str | None
+) -> None:
+    for name, below in {"eth0": (), "eth1": (), "tap0": (), "br0": ("eth0", "tap0"), "br0.7": ("br0",)}.items():
+        (tmp_path / name).mkdir()
+        for one in below:
+            (tmp_path / name / f"lower_{one}").symlink_to(f"../{one}")
+    routes = Routes(lambda _: route, sys=tmp_path)
+    assert routes.interface_towards("192.0.2.7", shaped=frozenset(shaped), now_s=0.0) == leaves_by
+
+
+def test_what_a_route_stands_on_is_looked_at_again_as_the_route_is(tmp_path: Path) -> None:
+    (tmp_path / "br0").mkdir()
+    routes = Routes(lambda _: "br0", sys=tmp_path)
+
+    def leaves_by(now_s: float) -> str | None:
+        return routes.interface_towards("192.0.2.7", shaped=frozenset({"eth0"}), now_s=now_s)
+
+    assert leaves_by(0.0) is None
+    (tmp_path / "br0" / "lower_eth0").symlink_to("../eth0")
+    assert leaves_by(ROUTE_LIFE_S) is None
+    assert leaves_by(ROUTE_LIFE_S + 0.1) == "eth0"
+    (tmp_path / "br0" / "lower_eth0").unlink()
+    routes.forget()
+    assert leaves_by(ROUTE_LIFE_S + 0.2) is None
