@@ -346,19 +346,19 @@ def _in_order(voter: _Voter) -> tuple[str, bool, bool, int]:
 
 
 def _loss(state: SignalState, *, now_s: float, after_drain: bool = False) -> tuple[int, int]:
-    """Packets lost on the path and packets sent, in the last second, without recent drops of our own queues.
+    """Packets lost on the path and packets sent, in the last second; none where our own queues dropped any lately.
 
+    A drop of ours is one piece of up to 64 KiB, of which TCP then loses every segment, so it cannot be subtracted.
     `after_drain`: only those sent after the last cut's drain.
     """
     lag_s = LOSS_LAG_S if after_drain and state.ignore_before_s > 0 else 0.0
     since_s = max(now_s - 1.0, state.ignore_before_s + lag_s)
-    lost = sent = dropped = 0
+    lost = sent = 0
     for tick in state.ticks:
-        dropped += tick.dropped_packets
         if tick.at_s > since_s:
             lost += tick.lost_since_packets if after_drain else tick.lost_packets
             sent += tick.sent_since_packets if after_drain else tick.sent_packets
-    return max(0, lost - dropped), sent
+    return 0 if any(tick.dropped_packets for tick in state.ticks) else lost, sent
 
 
 def _learn(state: SignalState, *, now_s: float) -> SignalState:

@@ -11,13 +11,16 @@ from broker.law.capacity.state import SignalState
 from broker.model.values import ClassSample, FlowSample
 from broker.policy.types import CLASS_NAMES
 
-TICK_S, CUT_S, DRAINED_S = 0.1, 3.0, 3.4
+TICK_S, DROP_S, CUT_S, DRAINED_S = 0.1, 0.5, 3.0, 3.4
 MOST = 0.05
 
 
-def read_ticks(packets: Sequence[tuple[int, int]], *, every: int = 1, from_s: float = 0.0) -> list[signals.Signals]:
+def read_ticks(
+    packets: Sequence[tuple[int, int]], *, every: int = 1, from_s: float = 0.0, dropped: int = 0
+) -> list[signals.Signals]:
     """What is said, tick by tick, of a connection that sent and lost so many packets in each, is looked at in every so
-    many of them, and known from a time on; a cut comes at `CUT_S`, its drain ends at `DRAINED_S`."""
+    many of them, and known from a time on; our own queues drop so many pieces at `DROP_S`, a cut comes at `CUT_S`, its
+    drain ends at `DRAINED_S`."""
     state, found, sent, lost = SignalState(), [], 0, 0
     seen, seen_s = (0, 0), 0.0
     for number, (more_sent, more_lost) in enumerate(packets, start=1):
@@ -33,8 +36,9 @@ def read_ticks(packets: Sequence[tuple[int, int]], *, every: int = 1, from_s: fl
         flows = [flow] if seen_s > from_s else []
         state = signals.observe(
             state, now_s=now_s, flows=flows, classes=[ClassSample(name, 0, 0) for name in CLASS_NAMES],
-            sent_bits=[12_000.0 * more_sent] * len(CLASS_NAMES), received_bits=0.0, dropped_packets=0,
-            elapsed_s=TICK_S, loaded=True, rate_bits_per_s=10_000_000,
+            sent_bits=[12_000.0 * more_sent] * len(CLASS_NAMES), received_bits=0.0,
+            dropped_packets=dropped if abs(now_s - DROP_S) < 1e-9 else 0, elapsed_s=TICK_S,
+            loaded=True, rate_bits_per_s=10_000_000,
         )  # fmt: skip
         if abs(now_s - CUT_S) < 1e-9:
             state = signals.forget(state, before_s=DRAINED_S)
@@ -51,6 +55,15 @@ def test_losses_count_until_a_cut_and_those_that_are_found_in_half_a_second_afte
     found = lost_fractions([(50, 10)] * 38 + [(50, 0)] * 20)
     assert found[28] == pytest.approx(0.2)
     assert max(found[30:]) == 0.0
+
+
+def test_nothing_counts_as_lost_on_the_path_within_two_seconds_of_a_drop_of_our_own() -> None:
+    """One piece of 44 segments was dropped, so that subtracting drops leaves 43 losses."""
+    packets = [(50, 0)] * 4 + [(50, 44)] + [(50, 10)] * 24
+    found = [entry.lost_packets for entry in read_ticks(packets, dropped=1)]
+    assert max(found[:24]) == 0
+    assert min(found[25:]) > 0
+    assert min(entry.lost_packets for entry in read_ticks(packets)[4:]) > 0
 
 
 def test_losses_that_are_repeated_late_because_a_burst_goes_first_do_not_count() -> None:
