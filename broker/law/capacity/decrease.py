@@ -13,7 +13,7 @@ import math
 
 from msgspec.structs import replace
 
-from broker.law.capacity.evidence import Carried, Direction, Evidence, Queue
+from broker.law.capacity.evidence import BASE_BITS_PER_S_MIN, Carried, Direction, Evidence, Queue
 from broker.law.capacity.probe import BESIDE, HOLD_S, PROBE_STEP, raised_lately
 from broker.law.capacity.state import CapacityState, Cause, Cut, Episode, Phase
 
@@ -56,7 +56,7 @@ def cut(state: CapacityState, evidence: Evidence, direction: Direction, *, now_s
         cut=Cut(
             at_s=now_s,
             cause=queue.cause or Cause.DELAY,
-            from_bits_per_s=rate,
+            from_bits_per_s=int(min(rate, evidence.carried.used_bits_per_s)),
             carried_bits_per_s=link,
             first_bits_per_s=link if measured is not None or queue.cause is not Cause.DELAY else 0,
             surely_more_bits_per_s=int((UNSURE if deep else BESIDE) * link),
@@ -93,7 +93,7 @@ def drain(state: CapacityState, evidence: Evidence, direction: Direction, *, now
         if last.cause is Cause.PROBE:  # our own raise: undo it and no more
             lowest, most = _back_to(state, carried, direction)
         rate = int(min(max(direction.cut_to * link, lowest), most, state.base_bits_per_s))
-        rate, surely_more = max(rate, least(state, direction)), int(UNSURE * link)
+        rate, surely_more = max(rate, least(state)), int(UNSURE * link)
     return replace(
         state,
         rate_bits_per_s=rate,
@@ -134,9 +134,9 @@ def is_in_doubt(state: CapacityState, queue: Queue, *, now_s: float) -> bool:
     return episode.cuts >= DOUBT_CUTS and queue.excess_s >= DOUBT_EXCESS * episode.excess_s
 
 
-def least(state: CapacityState, direction: Direction) -> int:
+def least(state: CapacityState) -> int:
     """The lowest rate."""
-    return max(1, int(direction.rate_min * state.base_bits_per_s))
+    return min(BASE_BITS_PER_S_MIN, state.base_bits_per_s)
 
 
 def _target(state: CapacityState, queue: Queue, carried: Carried, direction: Direction) -> tuple[int, int]:
@@ -144,7 +144,7 @@ def _target(state: CapacityState, queue: Queue, carried: Carried, direction: Dir
     measured, rate = carried.measured, state.rate_bits_per_s
     if measured is not None:
         to = direction.cut_to_deep if measured.deep else direction.cut_to
-        target = max(to * measured.carried_bits_per_s, direction.cut_to_min * rate)
+        target = max(to * measured.carried_bits_per_s, direction.cut_to_min * min(rate, carried.used_bits_per_s))
     else:
         target = carried.assumed_bits_per_s
     target = min(target, direction.cut_to_max * rate)
@@ -154,7 +154,7 @@ def _target(state: CapacityState, queue: Queue, carried: Carried, direction: Dir
     link = measured.carried_bits_per_s if measured is not None else target / direction.cut_to
     if queue.cause is Cause.PROBE and measured is None and carried.reported:
         target, link = lowest, math.sqrt(before * rate)
-    return max(min(int(target), state.base_bits_per_s), least(state, direction)), int(link)
+    return max(min(int(target), state.base_bits_per_s), least(state)), int(link)
 
 
 def _episode(state: CapacityState, queue: Queue, *, lower: bool, now_s: float) -> Episode:

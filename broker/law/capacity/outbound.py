@@ -147,7 +147,8 @@ def estimate(
         now = replace(now, lost_packets=0, lost_fraction=0.0, lost_since_packets=0, lost_since_fraction=0.0)
     waiting = sum(entry.backlog_bytes for entry in counters.classes) >= BACKLOG_BYTES_MIN
     measured, stalled = _measured(before, seen, since_s=0.0, now_s=now_s)
-    cause, votes = _cause(before, seen, now, measured, stalled, losing=losing, now_s=now_s)
+    unknown = source != "configured" and before.rate_bits_per_s >= before.base_bits_per_s
+    cause, votes = _cause(before, seen, now, measured, stalled, losing=losing, unknown=unknown, now_s=now_s)
     limiting = waiting and load >= LIMITED
     busy_s = before.busy_s + (counters.elapsed_s if limiting else 0.0)
     evidence = Evidence(
@@ -188,14 +189,16 @@ def _measured(
 
 def _cause(
     state: CapacityState, seen: SignalState, now: Signals, measured: DeliveryRate | None, stalled: frozenset[str],
-    *, losing: int, now_s: float,
+    *, losing: int, unknown: bool, now_s: float,
 ) -> tuple[Cause | None, int]:  # fmt: skip
     """The evidence of a bottleneck elsewhere, and by how many destinations' votes.
 
-    The votes are 0 where our own kernel's connections do not confirm what programs report.
+    The votes are 0 where our own kernel's connections do not confirm what programs report. `unknown`: the operator
+    names no rate, and no bottleneck is found yet.
     """
     rate = state.rate_bits_per_s
-    if signals.peak_tx_bits_per_s(seen, now_s=now_s) < OUTBOUND.load_min * rate:
+    used = _used(state, seen, now_s=now_s) >= rate
+    if not used and not (unknown and now.wanting):
         return None, 0
     agree = partial(quorum.agree, seen, now_s=now_s, stalled=stalled)
     delay_s = threshold_s(DELAY_S, rate)
@@ -206,7 +209,7 @@ def _cause(
         return Cause.DELAY, votes
     if raised_lately(state, now_s=now_s) and (votes := agree(threshold_s=late_s(state), high=FEW_HIGH, of=FEW_OF)):
         return Cause.PROBE, votes
-    if measured is not None or stalled:
+    if measured is not None or stalled or not used:
         return None, 0
     settled = state.cut is None or now_s - state.changed_s >= LOSS_SETTLE_S
     if settled and now.lost_since_fraction >= LOSS_FRACTION and now.lost_since_packets >= LOSS_SENT_MIN:
@@ -225,14 +228,23 @@ def _carried(
         drained = not stalled and any(entry.left_s >= last.at_s for entry in seen.arrivals)
     if measured is None and cause is not None:
         assumed = _assumed(state, seen, now, cause, limited=limited, now_s=now_s)
-    return Carried(measured, since, drained, assumed, delivery_rate.is_reported(seen.arrivals))
+    return Carried(
+        measured, since, drained, assumed, delivery_rate.is_reported(seen.arrivals),
+        used_bits_per_s=_used(state, seen, now_s=now_s),
+    )  # fmt: skip
+
+
+def _used(state: CapacityState, seen: SignalState, *, now_s: float) -> float:
+    """Our rate; or what left in the busiest tenth of the last second, where that is so little that ours is no limit."""
+    peak = signals.peak_tx_bits_per_s(seen, now_s=now_s)
+    return peak if peak < OUTBOUND.load_min * state.rate_bits_per_s else state.rate_bits_per_s
 
 
 def _assumed(
     state: CapacityState, seen: SignalState, now: Signals, cause: Cause, *, limited: bool, now_s: float
 ) -> float:
     """The rate to cut to if no peer reports arrivals: by acknowledgements, or by a fixed step."""
-    rate, excess_s = state.rate_bits_per_s, now.excess_s or 0.0
+    rate, excess_s = _used(state, seen, now_s=now_s), now.excess_s or 0.0
     if not (limited or now.wanting):
         # an application with little to send shows only that the network carries that much
         target = max(CUT_BLIND * rate, now.tx_bits_per_s)
@@ -242,7 +254,7 @@ def _assumed(
         target = OUTBOUND.cut_to * now.tx_bits_per_s
     else:
         target = CUT_BLIND * rate
-    if rate >= state.base_bits_per_s:  # acknowledgements released at a burst's end overstate the delivery rate
+    if state.rate_bits_per_s >= state.base_bits_per_s:  # acknowledgements at a burst's end overstate the delivery rate
         target = min(target, rate * (1 - FIRST_CUT * min(1.0, max(0.0, excess_s - DELAY_S) / FIRST_CUT_DELAY_S)))
     most = CUT_MOST if cause is Cause.LOSS else max(CUT_MOST, 1 / (1 + excess_s / FOUND_AFTER_S))
     return max(target, most * rate)
@@ -321,7 +333,7 @@ def _signals_after(seen: SignalState, before: CapacityState, after: CapacityStat
 def _shaper_rate(state: CapacityState, *, at_s: float) -> int:
     """The root class' rate: half of the capacity while a queue elsewhere drains."""
     rate = state.rate_bits_per_s
-    return max(least(state, OUTBOUND), int(DRAIN_FACTOR * rate)) if estimator.is_draining(state, at_s=at_s) else rate
+    return max(least(state), int(DRAIN_FACTOR * rate)) if estimator.is_draining(state, at_s=at_s) else rate
 
 
 def _reason(state: CapacityState, now: Signals, source: str, *, now_s: float) -> Reason:

@@ -140,6 +140,25 @@ def fluid_settled(seed: int, **link: object) -> Figures:
     }
 
 
+def unknown_uplink(seed: int, *, mbit: float, **link: object) -> Figures:
+    """Nobody names a rate, so 1 Gbit/s is assumed; the link has far less, and 200 ms of buffer."""
+    storage = [tcp(f"10.0.0.{3 + number % 2}", port=873 + number) for number in range(4)]
+    world = World(
+        [quic(), *storage], lambda at_s: 1e6 * mbit, buffer_bytes=int(25e3 * mbit), burst_bytes=int(40e3 * mbit),
+        seed=seed, jitter_s=0.003, spike_s=0.05, **link,  # type: ignore[arg-type]
+    )  # fmt: skip
+    law = Controlled(load('version = 1\n[[interface]]\nname = "a"\negress = "auto"\n'))
+    law(world)
+    world.run(25.0, law)
+    delivered = sum(sender.delivered_bytes * sender.header for sender in world.senders)
+    return {
+        "fall_s": followed_s(world.rates, 0.0, 0.0, 1.1e6 * mbit, for_s=1.0),
+        "used": delivered * 8 / 25 / (1e6 * mbit),
+        "people_ms": late_ms(world, 8, 25),
+        "step_s": statistics.median(duration_s for start_s, duration_s in world.steps if start_s > 8),
+    }
+
+
 def others_delay(seed: int, *, training: bool = False) -> Figures:
     """Delay that stays whatever we send: it is somebody else's, from 5 s on."""
     senders = [quic(), tcp(), tcp(port=874)]

@@ -21,6 +21,7 @@ from judged_fluid import (
     fluid_third,
     fluid_unasked,
     others_delay,
+    unknown_uplink,
 )
 from judged_inbound import inbound
 from link_figures import Figures
@@ -151,6 +152,16 @@ SCENARIOS: Mapping[str, Scenario] = {
     "loss without delay": Scenario(partial(fluid_settled, buffer_bytes=40_000)),
     "liar sees none": Scenario(partial(fluid_settled, lie_s=0.0)),
     "liar sees much": Scenario(partial(fluid_settled, lie_s=0.15)),
+    # nothing was found where senders never reached 0.3 of the card's rate: steps of 6 s, and people waited 194 ms
+    "unknown uplink": Scenario(
+        partial(unknown_uplink, mbit=40), 8,
+        (*most("fall_s", (1, 2.0)), *most("step_s", (1, 0.6)), *most("people_ms", (1, 50)), *least("used", (1, 0.9))),
+    ),
+    "unknown slow uplink": Scenario(
+        partial(unknown_uplink, mbit=15, ask=False), 8,
+        (*most("fall_s", (1, 2.0)), *most("step_s", (1, 0.6)), *most("people_ms", (0.7, 100), (1, 170)),
+         *least("used", (1, 0.9))),
+    ),
     "others' delay": Scenario(others_delay),
     "others' delay, training": Scenario(partial(others_delay, training=True)),
     "inbound": Scenario(inbound),

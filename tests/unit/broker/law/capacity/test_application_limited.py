@@ -8,9 +8,11 @@ from broker.law.decide import decide
 from broker.law.state import State
 from broker.model.values import ClassSample, FlowSample, InterfaceAllocation, InterfaceSample, Measurements
 from broker.policy.toml import load
-from broker.policy.types import CLASS_NAMES
+from broker.policy.types import CLASS_NAMES, Policy
 
 POLICY = load('version = 1\n[[interface]]\nname = "a"\negress = "40 Mbit/s"\n')
+AUTO = load('version = 1\n[[interface]]\nname = "a"\negress = "auto"\n')
+NAMED = load('version = 1\n[[interface]]\nname = "a"\negress = "1 Gbit/s"\n')
 RATE, WIRE = 15e6, 1.0456
 PATH_S, MORE_S = 0.010, 0.020
 """A round trip, and what stands elsewhere from then on: less than bloat, more than nothing."""
@@ -18,24 +20,26 @@ PATH_S, MORE_S = 0.010, 0.020
 
 def decided(
     *, application_limited: bool, seconds: float = 12.0, from_s: float = 6.0, more_s: float = MORE_S,
-    traffic_class: str = "storage",
+    traffic_class: str = "storage", lost: float = 0.0, policy: Policy = POLICY,
 ) -> list[InterfaceAllocation]:  # fmt: skip
-    """One class to two hosts at less than half of the link; the shaper is never what limits."""
-    state, found, sent = State(), [], 0.0
+    """One class to two hosts at less than half of the link; the shaper is never what limits. From `from_s` on packets
+    take longer, or are lost."""
+    state, found, sent, gone = State(), [], 0.0, 0.0
     for tick in range(1, int(seconds * 10) + 1):
         now_s, sent = tick / 10, sent + RATE / 80
+        gone += lost * RATE / 80 / 2 / 1514 if now_s > from_s else 0.0
         flows = tuple(
             FlowSample(
                 f"tcp/873/{peer}", peer, traffic_class, "tcp-info", 0.0,
                 rtt_s=PATH_S + (more_s if now_s > from_s else 0.0), rtt_s_min=PATH_S,
-                delivered_bytes=int(sent / 2 / WIRE), sent_packets=int(sent / 2 / 1514), lost_packets=0,
+                delivered_bytes=int(sent / 2 / WIRE), sent_packets=int(sent / 2 / 1514), lost_packets=int(gone),
                 delivery_rate_bits_per_s=int(RATE / 2), application_limited=application_limited,
             )
             for peer in ("10.0.0.2", "10.0.0.3")
         )  # fmt: skip
         classes = tuple(ClassSample(name, int(sent) if name == traffic_class else 0) for name in CLASS_NAMES)
-        sample = InterfaceSample("a", None, 0.0, classes, flows, received_bytes=0)
-        decision = decide(now_s=now_s, state=state, measurements=Measurements((sample,)), policy=POLICY)
+        sample = InterfaceSample("a", 1_000_000_000, 0.0, classes, flows, received_bytes=0)
+        decision = decide(now_s=now_s, state=state, measurements=Measurements((sample,)), policy=policy)
         state = decision.state
         found.append(decision.allocation.interfaces[0])
     return found
@@ -61,3 +65,22 @@ def test_a_first_cut_for_bloat_counts_what_came_through_only_if_somebody_had_mor
     found = decided(application_limited=application_limited, more_s=0.1, traffic_class=traffic_class)
     cut = next(entry for entry in found if entry.capacity_reason.code == "capped-by-delay")
     assert least < cut.capacity_bits_per_s / 38_800_000 < most
+
+
+def test_far_below_the_cards_rate_a_queue_is_ours_where_somebody_had_more_to_send_and_is_cut_to_what_left() -> None:
+    """A modem behind a fast card: half of the card's rate, and half of that, would change nothing."""
+    found = decided(application_limited=False, more_s=0.1, policy=AUTO)
+    cut = next(entry for entry in found if entry.capacity_reason.code == "capped-by-delay")
+    assert 0.5 * RATE < cut.capacity_bits_per_s < RATE
+
+
+@pytest.mark.parametrize(
+    ("application_limited", "more_s", "lost", "policy"),
+    [(True, 0.1, 0.0, AUTO), (False, 0.0, 0.1, AUTO), (False, 0.1, 0.0, NAMED)],
+    ids=["nothing more to send", "loss alone", "the operator names the rate"],
+)
+def test_far_below_our_rate_all_else_is_cross_traffics(
+    application_limited: bool, more_s: float, lost: float, policy: Policy
+) -> None:
+    found = decided(application_limited=application_limited, more_s=more_s, lost=lost, policy=policy)
+    assert {entry.capacity_bits_per_s for entry in found} == {970_000_000}
