@@ -141,6 +141,7 @@ INBOUND = Direction(
 )  # fmt: skip
 """Headroom: what leaves a sender at 0.95 of our rate arrives without a queue, though its shaper lets 64 KiB go at once.
 The arrival rate during a queue is the capacity, to a percent or two, so a cut goes there, up or down. Load: when less
-than 5 % of the named rate arrives, a queue is cross traffic's. Forgetting: after ten seconds without a verdict the
-estimate is out of date. Proof: in 1.5 s bursts of a second leave one gap. Without it the estimate of a link of 70
-Mbit/s stayed at 82 to the end, and people waited up to 46 ms: in short gaps no queue lasts long enough to count."""
+than 5 % of the rate that the operator names arrives, a queue is cross traffic's; a driver's rate says nothing of an
+uplink. Forgetting: after ten seconds without a verdict the estimate is out of date. Proof: in 1.5 s bursts of a second
+leave one gap. Without it the estimate of a link of 70 Mbit/s stayed at 82 to the end, and people waited up to 46 ms: in
+short gaps no queue lasts long enough to count."""

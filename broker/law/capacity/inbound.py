@@ -117,7 +117,7 @@ def estimate(
         room=Room(),
     )
     if verdict.queue:
-        load_min = INBOUND.load_min * rate if source != "fallback" else 0.0
+        load_min = INBOUND.load_min * rate if source == "configured" else 0.0
         evidence = _behind_a_queue(before, evidence, seen, verdict, load_min=load_min, now_s=now_s)
     else:
         evidence = _without_a_queue(before, evidence, seen, verdict, now_s=now_s)

@@ -123,6 +123,16 @@ def test_auto_without_other_brokers_finds_what_the_way_in_carries_and_asks_and_s
     assert not any(decision.holds or inbound(decision).in_kernel for decision in world.decisions)
 
 
+def test_auto_finds_an_uplink_of_a_fiftieth_of_the_card() -> None:
+    senders = [Storage(address, window_bits=4e5) for address in ("10.0.0.3", "10.0.0.4")]
+    changes = ((0.0, 20e6),)
+    world = Inflow(
+        AUTO, senders, reported_bits_per_s=1e9, burst_bytes=250_000, changes=changes, grows_per_s=2.0
+    ).run(8)  # fmt: skip
+    found = capacities(world, 2.0, 8.0)
+    assert 0.75 * 20e6 <= min(found) <= max(found) <= 1.1 * 20e6
+
+
 def test_where_nobody_tells_of_delay_the_configured_rate_stands_and_the_reason_says_so() -> None:
     world = Inflow(
         POLICY, [Storage("10.0.0.3", 140e6, broker=BrokerThere.UNKNOWN)], pause_s=100.0, changes=((2.0, 30e6),)
