@@ -22,7 +22,8 @@ from tools.simulate.world import CONTROLS, Outcome, simulate
 
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
 DEFAULT = Path(__file__).with_name("sites.toml")
-NO_POLICY = 'version = 1\n[[interface]]\nname = "eth0"\n'
+NO_POLICY = 'version = 1\n[[interface]]\nname = "eth0"\negress = "1 Gbit/s"\n'
+"""Each host's own rate takes the place of the one that is named here."""
 
 app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 

@@ -38,7 +38,8 @@ class HostBroker:
 
     Args:
         host: its number.
-        policy: what the operator wants; its interface is put in the place of the policy's own.
+        policy: what the operator wants; its interface is put in the place of the policy's own. With `egress = "auto"`
+            the operator names no rate, and the driver says `link_bits_per_s`.
         link_bits_per_s: what the file says of the host's link.
         addresses: of all hosts, by number.
         leases: what brokers ask of each other; None where they do not: then the way in is left alone.
@@ -50,9 +51,10 @@ class HostBroker:
         leases: Leases | None = None, record: TextIO | None = None,
     ) -> None:  # fmt: skip
         self.host, self._network, self._addresses, self._leases = host, network, addresses, leases
-        entry = replace(policy.interfaces[0], name=INTERFACE, egress_bits_per_s=link_bits_per_s)
+        named = policy.interfaces[0].egress_bits_per_s is not None
+        entry = replace(policy.interfaces[0], name=INTERFACE, egress_bits_per_s=link_bits_per_s if named else None)
         entry = replace(entry, ingress=leases is not None, ingress_bits_per_s=link_bits_per_s if leases else None)
-        self.policy = replace(policy, interfaces=(entry,))
+        self.policy, self._link_bits_per_s = replace(policy, interfaces=(entry,)), link_bits_per_s
         self.flows = np.flatnonzero(network.flows.host == host)
         stored = network.flows.traffic_class == CLASS_NAMES.index(HELD_CLASS)
         self._to = _grouped(network.flows.target, (network.flows.host == host) & stored)
@@ -98,7 +100,7 @@ class HostBroker:
         )
         received = int(network.received[self.host] / 8)
         flows = tuple(self._flow(int(number)) for number in self.flows)
-        sample = InterfaceSample(INTERFACE, None, 0.0, classes, flows, tuple(bursts), received)
+        sample = InterfaceSample(INTERFACE, self._link_bits_per_s, 0.0, classes, flows, tuple(bursts), received)
         if self._leases is not None:
             leases = self._leases.of(self.host, now_s=network.now_s)
             sample = replace(sample, senders=self._senders(), destinations=self._destinations(), leases=leases)

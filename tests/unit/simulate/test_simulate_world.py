@@ -20,6 +20,7 @@ from tools.simulate.scenario import Change, load, parse
 from tools.simulate.world import Outcome, simulate
 
 POLICY = load_policy(NO_POLICY)
+NO_RATE = 'version = 1\n[[interface]]\nname = "eth0"\negress = "auto"\n'
 LINK = 40e6
 
 
@@ -70,6 +71,17 @@ def test_an_uplink_that_falls_is_found_from_outside() -> None:
     assert len(after.steps["J"]) > 1.5 * len(before.steps["J"])
     late = [lasted_s for at_s, lasted_s in after.steps["J"] if at_s > 15]
     assert statistics.median(late) < 1.15 * (0.3 + 8e6 / (LINK / 2))
+
+
+def test_where_no_rate_is_named_an_uplink_of_a_25th_of_the_card_is_found() -> None:
+    text = TWO_HOSTS.replace('seconds = "12 s"', 'seconds = "20 s"').replace("streams = 8", "streams = 4")
+    scenario = parse(text)
+    cards = tuple(
+        replace(site, link_bits_per_s=int(25 * LINK), buffer_s=0.2, delay_s=0.01) for site in scenario.sites
+    )  # fmt: skip
+    found = simulate(replace(scenario, sites=cards), "brokered", policy=load_policy(NO_RATE))
+    assert statistics.median(found.uplink_delay_s) < 0.02
+    assert step_s(found) < 1.25 * (0.3 + 8e6 / LINK)
 
 
 ONE_SENDER = """
