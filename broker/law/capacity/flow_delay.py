@@ -52,12 +52,6 @@ CROSS_APART_S = 0.05
 SHRINKS = 0.5
 """A queue without input shrinks by a second a second. A wait that shrinks by less than this part of it has input."""
 
-LOSS_FRESH = 10
-"""A first window (RFC 6928) of new packets. Until a connection has sent them its losses may precede the last cut,
-because retransmissions go before new data."""
-OWED_S = 2.0
-"""After so long a drain's end, losses of connections that sent fewer new packets count again."""
-
 Span: TypeAlias = tuple[float, float]
 """Excess delay in seconds, at least and at most: the instant of our own queue that a sample met is uncertain."""
 PART_S, PARTS = 10.0, 4  # a sample is forgotten after 30 to 40 s
@@ -202,27 +196,6 @@ def packets(before: FlowState, after: FlowState) -> tuple[int, int]:
     _, _, sent_before, lost_before = before.points[-1]
     _, _, sent, lost = after.points[-1]
     return max(0, sent - sent_before), max(0, lost - lost_before)
-
-
-def counted_since(before: FlowState, after: FlowState, *, since_s: float) -> tuple[FlowState, bool]:
-    """Update a connection's state, and return whether its latest losses were sent after a time, 0 for always.
-
-    From that time on the connection has to send `LOSS_FRESH` new packets before its losses count.
-    """
-    if since_s <= 0 or after.points[-1:] == before.points[-1:]:
-        return after, True
-    at_s = after.points[-1][0]
-    if at_s >= since_s + OWED_S:
-        return (replace(after, unproven_packets=0) if after.unproven_packets else after), True
-    if before.points and before.points[-1][0] >= since_s:
-        owed, part = before.unproven_packets, 1.0
-    else:  # not known before, or then
-        from_s = before.points[-1][0] if before.points else at_s
-        owed, part = LOSS_FRESH, max(0.0, at_s - since_s) / (at_s - from_s) if at_s > from_s else 0.0
-    if not owed:
-        return after, True
-    sent, lost = packets(before, after)
-    return replace(after, unproven_packets=max(0, owed - int(part * max(0, sent - lost)))), False
 
 
 def delivery(flow: FlowState, *, now_s: float, window_s: float) -> float:

@@ -47,8 +47,8 @@ LOSS_FRACTION, LOSS_SENT_MIN = 0.05, 5
 """5 % lost on the path in a second (StormGuard's lower step), and at least so many packets, mean a queue too short to
 show as delay. Loss does not count where arrivals show a queue."""
 LOSS_SETTLE_S = 1.0
-"""Loss causes no cut for so long after the last one. Earlier losses are still being reported for half a second
-(`broker.law.capacity.signals.LOSS_LAG_S`); later ones are then counted for as long again."""
+"""Loss causes no cut for so long after a change of the rate. For longer after a cut earlier losses are still being
+reported (`broker.law.capacity.signals.LOSS_LAG_S`)."""
 CLAIMED_S = 60.0
 """Losses that only programs report justify one cut a minute. TCP detects its own 0.4 to 0.6 s later, so at first there
 is no other evidence. A false report halves the rate until probing recovers it."""

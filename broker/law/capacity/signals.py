@@ -27,7 +27,6 @@ from broker.law.capacity.flow_delay import (
     REPORT,
     Span,
     chosen,
-    counted_since,
     delivery,
     is_known,
     one_way,
@@ -53,10 +52,9 @@ COVERED_MIN = 0.5
 """Delivery is trusted when the ratio was plausible in most of the recent ticks."""
 ARRIVAL_S, ARRIVED = 1.0, 0.97
 """A second is several round trips, so that acknowledgements have come back. The wire ratio is known to 3 %."""
-LOSS_LAG_S = 0.5
+LOSS_LAG_S = 1.5
 """Losses are counted from so long after a cut's drain. Earlier losses show by later packets, or when a timer of 0.2 to
-0.4 s runs out. TCP counts a loss when it sends again, which a burst of higher priority delays by its length. So a
-connection's losses also count only once it has sent new packets (`broker.law.capacity.flow_delay.LOSS_FRESH`)."""
+0.4 s runs out; and TCP counts a loss when it sends again, which a training burst delays by up to a second."""
 LOSS_PACKETS_MIN = 3
 """Any link loses one or two packets a second, or seems to."""
 
@@ -123,7 +121,7 @@ def observe(
     sources: dict[_Voter, str] = {}
     arrivals: list[ArrivalState] = []
     wanting_s = state.wanting_s
-    lost = sent = lost_since = sent_since = 0
+    lost = sent = 0
     for sample in chosen(flows):
         before, at_s = known.get(sample.key) or FlowState(sample.key), now_s - sample.age_s
         if sample.one_way_s is None and is_known(before, at_s=at_s):  # of many TCP connections most, in most ticks
@@ -137,7 +135,6 @@ def observe(
             kept.append(after)
             continue
         more_sent, more_lost = packets(before, after)
-        after, counts = counted_since(before, after, since_s=state.ignore_before_s)
         kept.append(after)
         compute = sample.traffic_class == "compute"
         if not sample.application_limited:
@@ -145,8 +142,6 @@ def observe(
         two_way = _is_two_way(sample, ticks, at_s=at_s)
         if not two_way:
             sent, lost = sent + more_sent, lost + more_lost
-            if counts:
-                sent_since, lost_since = sent_since + more_sent, lost_since + more_lost
         if forward is not None and after.one_way_at_s is not None and after.one_way_at_s >= state.ignore_before_s:
             voter = _Voter(sample.peer, False, sample.source == REPORT, sample.uid)
             _note(excess, voter, forward)
@@ -158,9 +153,7 @@ def observe(
             voter = _Voter(sample.peer, two_way, sample.source == REPORT, sample.uid)
             _note(excess, voter, both_ways)
             sources[voter] = sample.source
-    ticks[-1] = replace(
-        ticks[-1], lost_packets=lost, sent_packets=sent, lost_since_packets=lost_since, sent_since_packets=sent_since
-    )
+    ticks[-1] = replace(ticks[-1], lost_packets=lost, sent_packets=sent)
     state = replace(
         state,
         flows=tuple(kept),
@@ -349,15 +342,14 @@ def _loss(state: SignalState, *, now_s: float, after_drain: bool = False) -> tup
     """Packets lost on the path and packets sent, in the last second; none where our own queues dropped any lately.
 
     A drop of ours is one piece of up to 64 KiB, of which TCP then loses every segment, so it cannot be subtracted.
-    `after_drain`: only those sent after the last cut's drain.
+    `after_drain`: only those found long enough after the last cut's drain to have been sent after it.
     """
     lag_s = LOSS_LAG_S if after_drain and state.ignore_before_s > 0 else 0.0
     since_s = max(now_s - 1.0, state.ignore_before_s + lag_s)
     lost = sent = 0
     for tick in state.ticks:
         if tick.at_s > since_s:
-            lost += tick.lost_since_packets if after_drain else tick.lost_packets
-            sent += tick.sent_since_packets if after_drain else tick.sent_packets
+            lost, sent = lost + tick.lost_packets, sent + tick.sent_packets
     return 0 if any(tick.dropped_packets for tick in state.ticks) else lost, sent
 
 

@@ -121,8 +121,7 @@ class FlowState(Struct, frozen=True):
     `points` are (time, delivered bytes, sent packets, lost packets), oldest first. `minimum_s` is the transport's own
     minimum as last seen; `baseline_s` is ours. `one_way_at_s` is when the last one-way sample was sent,
     `one_way_wait_s` how long it waited elsewhere, `cross_s` the part of it that is cross traffic's queue, as a packet
-    sent at `cross_at_s` showed; `one_way_least_s` is the windowed minimum of one-way delay. `unproven_packets` is how
-    many new packets it has to send before its losses count again.
+    sent at `cross_at_s` showed; `one_way_least_s` is the windowed minimum of one-way delay.
     """
 
     key: str
@@ -134,7 +133,6 @@ class FlowState(Struct, frozen=True):
     one_way_wait_s: float = 0.0
     cross_s: float = 0.0
     cross_at_s: float = 0.0
-    unproven_packets: int = 0
 
 
 class DestinationState(Struct, frozen=True):
@@ -175,10 +173,7 @@ class ArrivalState(Struct, frozen=True):
 
 
 class TickState(Struct, frozen=True):
-    """One tick's counters: bits sent and received; packets lost, sent, dropped here; delay in each class' queue.
-
-    The `_since_` counters cover only packets sent since the last cut's drain.
-    """
+    """One tick's counters: bits sent and received; packets lost, sent, dropped here; delay in each class' queue."""
 
     at_s: float
     elapsed_s: float
@@ -189,8 +184,6 @@ class TickState(Struct, frozen=True):
     dropped_packets: int
     backlog_bytes: tuple[int, ...]
     queue_s: tuple[float, ...]
-    lost_since_packets: int = 0
-    sent_since_packets: int = 0
 
 
 class SignalState(Struct, frozen=True):

@@ -51,8 +51,8 @@ def lost_fractions(packets: Sequence[tuple[int, int]], *, every: int = 1, from_s
     return [entry.lost_since_fraction for entry in read_ticks(packets, every=every, from_s=from_s)]
 
 
-def test_losses_count_until_a_cut_and_those_that_are_found_in_half_a_second_after_its_drain_do_not() -> None:
-    found = lost_fractions([(50, 10)] * 38 + [(50, 0)] * 20)
+def test_losses_count_until_a_cut_and_those_that_are_found_in_a_second_and_a_half_after_its_drain_do_not() -> None:
+    found = lost_fractions([(50, 10)] * 48 + [(50, 0)] * 20)
     assert found[28] == pytest.approx(0.2)
     assert max(found[30:]) == 0.0
 
@@ -72,10 +72,10 @@ def test_losses_that_are_repeated_late_because_a_burst_goes_first_do_not_count()
     assert max(found) <= MOST
 
 
-def test_losses_of_what_was_sent_after_a_cut_count_soon() -> None:
+def test_losses_of_what_was_sent_after_a_cut_count_then() -> None:
     found = lost_fractions([(50, 10)] * 60)
-    assert max(found[30:38]) == 0.0
-    assert found[39] == pytest.approx(0.2)
+    assert max(found[30:48]) == 0.0
+    assert found[49] == pytest.approx(0.2)
 
 
 def test_losses_of_before_a_cut_forbid_raises_all_the_same() -> None:
@@ -83,20 +83,12 @@ def test_losses_of_before_a_cut_forbid_raises_all_the_same() -> None:
     assert min(entry.lost_fraction for entry in found[35:]) == pytest.approx(0.2)
 
 
-def test_who_sends_too_little_to_pay_counts_two_seconds_after_a_drain() -> None:
-    """Ten new packets take 10 s here."""
-    found = lost_fractions([(50, 0)] * 34 + [(1, 0), (1, 1)] * 20)
-    assert max(found[:53]) == 0.0
-    assert found[60] >= 0.4
-
-
 def test_a_connection_that_is_looked_at_once_a_second_counts_from_its_second_look_on() -> None:
-    """Of the look after the drain's end the part pays that lies after it."""
     found = lost_fractions([(50, 10)] * 60, every=10)
     assert max(found[34:49]) == 0.0
     assert found[49] == pytest.approx(0.2)
 
 
-def test_a_connection_that_is_followed_since_a_cut_only_owes_as_the_others_do() -> None:
+def test_a_connection_that_is_followed_only_since_a_cut_is_no_exception() -> None:
     found = lost_fractions([(50, 0)] * 34 + [(1, 1)] * 10 + [(34, 34), (65, 12)] + [(50, 0)] * 10, from_s=3.5)
     assert max(found) <= MOST
