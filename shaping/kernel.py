@@ -207,6 +207,10 @@ class RealKernel:
                     wanted_filters[rule.preference] = rule
                 case DeleteFilter(rule):
                     wanted_filters[rule.preference] = None
+        if all(isinstance(operation, ChangeClass) for operation in operations):  # queues are listed of all interfaces
+            classes = fast_path.read_classes(self._tc, interface, index)
+            _compare(interface, "class", wanted_classes, {spec.minor: spec for spec in classes})
+            return
         found = tree.read_tree(self._tc, interface, index, filters=bool(wanted_filters))
         if found is None or (wanted_root is not None and found.qdisc != wanted_root):
             raise ReadBackError(f"the root of {interface}", wanted=wanted_root or QdiscSpec(), found=found)
