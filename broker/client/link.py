@@ -23,12 +23,10 @@ from broker.client.trust import check_server
 
 BACKOFF_S_MIN = 0.2
 BACKOFF_S_MAX = 5.0
-RATES_MAX = 16
-"""Classes of which a rate is kept; there are four."""
 RATE_MAX = 10**13
 """In bits per second; what the configuration allows."""
-RATE_VALID_S_MAX = 10.0
-"""No rate counts for longer unless it is sent again, whatever its `valid_s`: the broker may have died."""
+ALLOWANCE_VALID_S = 10.0
+"""No allowance counts for longer unless it is sent again: the broker may have died."""
 ANSWER_TIMEOUT_S = 5.0
 """How long the welcome may take; a broker that is being restarted accepts before it serves."""
 
@@ -101,8 +99,6 @@ def _serve_once(box: Mailbox, path: str) -> None:
 
 def _greet(sock: socket.socket, box: Mailbox) -> None:
     hello = {"v": protocol.VERSION, "op": "hello", "client": box.client, "job": box.job, "pid": os.getpid()}
-    if box.wants_rates:
-        hello["rates"] = True
     answer = ask(sock, hello)
     if answer.get("op") != "welcome":
         _note(box, answer)
@@ -247,8 +243,6 @@ def _note(box: Mailbox, answer: dict[str, Any]) -> None:
             box.credited_bytes = int(answer.get("bytes", 0))
         elif operation == "allowance":
             _note_allowance(box, answer)
-        elif operation == "rate":
-            _note_rate(box, answer)
         elif operation == "error":
             text = f"{answer.get('code', 'error')}: {answer.get('text', '')}"
             if text not in box.rejections:
@@ -256,22 +250,12 @@ def _note(box: Mailbox, answer: dict[str, Any]) -> None:
             box.rejections.append(text)
 
 
-def _note_rate(box: Mailbox, reported: dict[str, Any]) -> None:
-    """Take the rate of a class, or that there is none; what cannot be a rate is as if there were none."""
-    name, rate, valid_s = str(reported.get("class")), reported.get("bits_per_s"), reported.get("valid_s")
-    box.rates.pop(name, None)
-    if not isinstance(rate, int) or not isinstance(valid_s, (int, float)):
-        return
-    if 0 < rate <= RATE_MAX and len(box.rates) < RATES_MAX:
-        box.rates[name] = (rate, time.monotonic() + min(valid_s, RATE_VALID_S_MAX))
-
-
 def _note_allowance(box: Mailbox, answer: dict[str, Any]) -> None:
     """Take what the class may use; what cannot be that is as if there were none."""
     guarantee, ceiling = answer.get("guarantee_bits_per_s"), answer.get("ceiling_bits_per_s")
     box.allowance = None, 0.0
     if isinstance(guarantee, int) and isinstance(ceiling, int) and 0 <= guarantee <= ceiling <= RATE_MAX and ceiling:
-        box.allowance = Allowance(guarantee, ceiling), time.monotonic() + RATE_VALID_S_MAX
+        box.allowance = Allowance(guarantee, ceiling), time.monotonic() + ALLOWANCE_VALID_S
 
 
 def _lose(box: Mailbox) -> None:
@@ -281,7 +265,6 @@ def _lose(box: Mailbox) -> None:
             box.reconnects += 1
         box.flows.clear()
         box.reports.clear()
-        box.rates.clear()
         box.allowance = None, 0.0
 
 

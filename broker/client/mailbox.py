@@ -99,7 +99,6 @@ class Mailbox:
 
     job: str
     client: str
-    wants_rates: bool = False
     lock: threading.RLock = field(default_factory=threading.RLock)  # a finalizer may run while its thread holds it
     state: SessionState = SessionState.CONNECTING
     registrations: dict[int, Registration] = field(default_factory=dict)
@@ -117,7 +116,6 @@ class Mailbox:
     flows: dict[int, tuple[str, ...]] = field(default_factory=dict)
     noted: str = ""  # the last note on a registered socket
     credited_bytes: int = 0
-    rates: dict[str, tuple[int, float]] = field(default_factory=dict)
     rejections: deque[str] = field(default_factory=lambda: deque(maxlen=16))
     reconnects: int = 0
     numbers: int = 0

@@ -31,14 +31,11 @@ class Session:
         socket_path: the broker's session socket; None means `$HIVE_BROKER`, else `/run/hive-qos/session.sock`;
             "off" makes a session that does nothing.
         client: what kind of program this is, for `hive-qos status`.
-        rates: receive the rate at which this program may send (`rate`).
     """
 
-    def __init__(
-        self, *, job: str, socket_path: str | None = None, client: str = "transport", rates: bool = False
-    ) -> None:
+    def __init__(self, *, job: str, socket_path: str | None = None, client: str = "transport") -> None:
         path = protocol.session_socket_path(socket_path)
-        self._box = Mailbox(job=_name(job), client=_name(client), wants_rates=rates)
+        self._box = Mailbox(job=_name(job), client=_name(client))
         self._thread: threading.Thread | None = None
         if path is None:
             self._box.state = SessionState.OFF
@@ -77,16 +74,6 @@ class Session:
     def credited_bytes(self) -> int:
         """What the broker granted to the last announced burst, in bytes to all destinations together."""
         return self._box.credited_bytes
-
-    def rate(self, traffic_class: str) -> int | None:
-        """What this program may send in a class at present, in bits per second of the wire.
-
-        None where the session did not ask for rates, the broker is away, does not know one, or has not sent it again
-        in time.
-        """
-        with self._box.lock:
-            rate, until_s = self._box.rates.get(traffic_class, (None, 0.0))
-        return rate if time.monotonic() < until_s else None
 
     def register(self, sock: socket.socket, *, traffic_class: str, role: str) -> int:
         """Have the broker mark a UDP or TCP socket, now and after every restart of the broker.

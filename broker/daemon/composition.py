@@ -1,6 +1,6 @@
 """What a daemon is made of, and who knows whom. Making the parts touches nothing in the kernel.
 
-reported by sessions    flows, bursts, needs, jobs, rates
+reported by sessions    flows, bursts, needs, jobs
 measured                routes, links, link events, traffic, rate watch
 enforced through        egress and ingress trees, shaped interfaces, own cgroups, probes, peer link
 for every decision      deciding, publishing, accounts, recorder
@@ -50,7 +50,6 @@ from broker.sessions.burst_table import BurstTable
 from broker.sessions.job_table import JobTable
 from broker.sessions.need_table import NeedTable
 from broker.sessions.program_table import ProgramTable
-from broker.sessions.rate_notifier import RateNotifier
 from hive_qos.netlink import NetlinkSocket
 from shaping.classify.socket_priority import mark_socket
 from shaping.journal import Journal
@@ -122,7 +121,6 @@ class Components:
     needs: NeedTable
     programs: ProgramTable
     jobs: JobTable
-    rates: RateNotifier
     egress_trees: EgressTrees
     ingress_trees: IngressTrees
     shaped_interfaces: ShapedInterfaces
@@ -281,7 +279,6 @@ def compose(given: Environment, options: Options, journal: Journal) -> Component
         needs=needs,
         programs=programs,
         jobs=jobs,
-        rates=RateNotifier(flows),
         egress_trees=egress_trees,
         ingress_trees=ingress_trees,
         shaped_interfaces=shaped_interfaces,

@@ -20,7 +20,6 @@ from broker.daemon.tick import TickResult
 from broker.daemon.tick_scheduler import IDLE_TICK_S, Due, Events, TickScheduler
 from broker.law.decision import is_active
 from broker.law.sharing.promises import LENDER
-from broker.model.values import Allocation
 from broker.policy.types import Policy
 from broker.process.watchdog import BEATS_WITHIN_S
 from broker.sessions.server import SessionServer
@@ -193,11 +192,10 @@ class Loop:
         self._scheduler.decided(due, began_s=now_s, ended_s=self._clock(), interval_s=self._interval_s(policy))
 
     def _interval_s(self, policy: Policy) -> float:
-        """From a tick to the next; sessions that follow their rate also get it ten times a second."""
-        followed = any(session.machine.hello.rates for session in self._sessions.sessions.values())
+        """From a tick to the next: longer while nothing is active."""
         active = self._made is None or is_active(self._made.decision, self._made.measurements)
         tick_s = policy.daemon.tick_s
-        return tick_s if followed or active else max(tick_s, IDLE_TICK_S)
+        return tick_s if active else max(tick_s, IDLE_TICK_S)
 
     def _note_links(self) -> None:
         changes = self._components.link_events.changes()
@@ -210,8 +208,6 @@ class Loop:
         made = parts.deciding.decide(policy, between=between, asked=asked)
         decision, sessions = made.decision, self._sessions.sessions
         self._service.answer(decision.credits, sessions)
-        offered = Allocation() if parts.pause.active else decision.allocation  # in a pause no rate is told
-        parts.rates.notify(offered, sessions.values(), interface_of=parts.interface_of, now_s=made.now_s)
         if parts.recorder is not None:
             parts.recorder.write(
                 now_s=made.now_s,

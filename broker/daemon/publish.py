@@ -148,7 +148,6 @@ class SnapshotBuilder:
                     job=one.job,
                     pid=one.peer.pid,
                     uid=one.peer.uid,
-                    reported_bits_per_s=one.reported_bits_per_s,
                     command=self._commands[one.name],
                 )
                 for one in sessions.values()

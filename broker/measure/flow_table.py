@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import heapq
 import itertools
-import math
 from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import Struct
@@ -29,8 +28,6 @@ TCP_SAMPLES_MAX = 32
 """Of these, TCP connections: the decision follows as many."""
 SAMPLES_PER_SESSION_MIN = 2
 CONNECTIONS_PER_SESSION_MAX = 1024
-SENDS_BYTES, SENDS_S = 3_000, 1.0
-"""Two packets between two reports are traffic; a connection without any for a second is idle."""
 OTHERS_SHOWN_MAX = 32
 """Connections of `other` that are shown: those that have carried most since the last look, or have most that waits."""
 FORGET_S = 10.0
@@ -55,7 +52,6 @@ class PassedSocket(Struct, frozen=True):
 class _Reported(Struct, frozen=True):
     connection: ConnectionReport
     at_s: float
-    sent_s: float
 
 
 class FlowTable:
@@ -118,10 +114,8 @@ class FlowTable:
         deliveries = []
         for connection in connections:
             before = mine.pop(connection.peer, None)
-            delivered = _delivered(before, connection)
-            sent_s = now_s if delivered >= SENDS_BYTES else before.sent_s if before is not None else -math.inf
-            mine[connection.peer] = _Reported(connection, now_s, sent_s)
-            deliveries.append((connection, delivered))
+            mine[connection.peer] = _Reported(connection, now_s)
+            deliveries.append((connection, _delivered(before, connection)))
         while mine:  # in the order of their last report
             oldest = next(iter(mine))
             if len(mine) <= CONNECTIONS_PER_SESSION_MAX and now_s - mine[oldest].at_s <= FORGET_S:
@@ -177,28 +171,6 @@ class FlowTable:
             interface: (*measured.get(interface, ()), *reported.get(interface, ()))[:SAMPLES_MAX]
             for interface in {**measured, **reported}
         }
-
-    def senders(
-        self, *, interface_of: Callable[[str], str | None], now_s: float
-    ) -> Mapping[tuple[str, str], frozenset[str]]:
-        """The sessions that send through each interface in each class, by what they report."""
-        found: dict[tuple[str, str], set[str]] = {}
-        for session, connections in self._reported.items():
-            for entry in itertools.islice(reversed(connections.values()), SAMPLES_MAX):
-                if now_s - entry.sent_s <= SENDS_S:
-                    interface = interface_of(entry.connection.peer.address)
-                    if interface is not None:
-                        found.setdefault((interface, entry.connection.traffic_class), set()).add(session)
-        return {key: frozenset(names) for key, names in found.items()}
-
-    def only_interface(self, session: str, *, interface_of: Callable[[str], str | None], now_s: float) -> str | None:
-        """The shaped interface through which all peers of a session are reached; None where there is no such one."""
-        found = {
-            interface_of(entry.connection.peer.address)
-            for entry in itertools.islice(reversed(self._reported.get(session, {}).values()), SAMPLES_MAX)
-            if now_s - entry.at_s <= FORGET_S
-        }
-        return found.pop() if len(found) == 1 else None
 
     def _by_interface(
         self,

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
-from broker.measure.flow_table import SENDS_BYTES, SENDS_S
 from broker.model.connection_report import ConnectionReport
 from broker.model.values import JobKey, JobSample
+
+SENDS_BYTES, SENDS_S = 3_000, 1.0
+"""Two packets between two reports are traffic; a job without any for a second is idle."""
 
 
 class LeafCounters(Protocol):

@@ -47,12 +47,11 @@ class _Message(Struct, frozen=True, kw_only=True, tag_field="op", omit_defaults=
 
 
 class Hello(_Message, frozen=True, kw_only=True, tag="hello"):
-    """The first message: the client's identity. `rates`: it wants reports of the rate that it may send at."""
+    """The first message: the client's identity."""
 
     v: Literal[1]
     client: Name = ""
     job: Name = ""
-    rates: bool = False
 
     def __post_init__(self) -> None:
         force_setattr(self, "client", printable(self.client))
@@ -209,14 +208,6 @@ class Entered(Reply, frozen=True, kw_only=True, tag="entered"):
 
     number: int = field(name="id")
     traffic_class: str = field(name="class")
-
-
-class RateNotice(Reply, frozen=True, kw_only=True, tag="rate"):
-    """What the program could send now in a class; None takes the last one back."""
-
-    traffic_class: str = field(name="class")
-    rate_bits_per_s: int | None = field(name="bits_per_s")
-    valid_s: float
 
 
 class ErrorReply(Reply, frozen=True, kw_only=True, tag="error"):

@@ -95,7 +95,7 @@ class SessionHandler(Protocol):
 
 
 class Session:
-    """One connected client. `reported_bits_per_s`: by class, the rate last reported to it."""
+    """One connected client."""
 
     def __init__(
         self, *, name: str, host: str, sock: socket.socket, peer: Peer, pidfd: int | None, now_s: float
@@ -111,7 +111,6 @@ class Session:
         self.paused_until_s: float | None = None
         self.pidfd = pidfd
         self.closed = False
-        self.reported_bits_per_s: dict[str, int] = {}
 
     @property
     def job(self) -> str:

@@ -21,17 +21,13 @@ from broker.policy.types import Policy
 
 
 class SessionInfo(Struct, frozen=True):
-    """One connected program; `command` is the name of its process.
-
-    `reported_bits_per_s` is the rate last reported to it, by class.
-    """
+    """One connected program; `command` is the name of its process."""
 
     name: str
     client: str
     job: str
     pid: int
     uid: int
-    reported_bits_per_s: Mapping[str, int] = field(default_factory=dict)
     command: str | None = None
 
 

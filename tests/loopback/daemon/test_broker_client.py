@@ -129,35 +129,6 @@ def test_no_client_speaks_to_another_users_listener(tmp_path: Path, monkeypatch:
             assert session.state is SessionState.CONNECTING
 
 
-def test_a_session_that_asks_is_told_its_rate_until_the_broker_is_gone(tmp_path: Path) -> None:
-    running = Running(tmp_path)
-    running.write()
-    running.start()
-    try:
-        with (
-            Session(job="j", socket_path=running.sessions, rates=True) as session,
-            Session(job="j", socket_path=running.sessions) as other,
-            socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp,
-        ):
-            assert session.rate("compute") is None
-            for one in (session, other):
-                one.register(udp, traffic_class="compute", role="gradient")
-                wait_until(lambda one=one: one.flows)
-
-            def reported() -> int | None:
-                for one in (session, other):
-                    one.report([{"peer": "127.0.0.1:4242", "delivered_bytes": 0}])
-                return session.rate("compute")
-
-            assert wait_until(reported) == pytest.approx(0.97 * 40e6, rel=0.01)  # all of the shaped link: nobody sends
-            assert session.rate("storage") is None
-            assert other.rate("compute") is None
-            running.stop()
-            wait_until(lambda: session.rate("compute") is None)
-    finally:
-        running.stop()
-
-
 def test_an_announcement_has_left_when_the_call_returns_and_the_next_ones_keep_their_order(tmp_path: Path) -> None:
     """The program's next act is to send, on all processors: a thread that wakes then is late."""
     path = str(tmp_path / "session.sock")

@@ -25,7 +25,7 @@ from broker.law.recording import replay
 from broker.sessions.server import SESSIONS_PER_USER_MAX
 from hive_qos.errors import PrivilegeError
 
-HELLO = {"v": 1, "op": "hello", "client": "fuzz", "job": "f", "pid": 1, "rates": True}
+HELLO = {"v": 1, "op": "hello", "client": "fuzz", "job": "f", "pid": 1}
 GOOD: tuple[dict[str, Any], ...] = (
     register(),
     register(2, "storage", "storage"),

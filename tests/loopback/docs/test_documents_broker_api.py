@@ -36,14 +36,12 @@ ANSWERED = {
 
 
 def said(session: socket.socket, message: dict[str, Any], descriptor: int | None = None) -> dict[str, Any]:
-    """Send one message and give the answer to it, past rates that come unasked."""
+    """Send one message and give the answer to it."""
     rights = [] if descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
     session.sendmsg([encode(message)], rights)
-    while True:
-        answer = json.loads(session.recv(70_000))
-        if answer["op"] != "rate":
-            assert isinstance(answer, dict)
-            return answer
+    answer = json.loads(session.recv(70_000))
+    assert isinstance(answer, dict)
+    return answer
 
 
 def test_every_message_of_the_reference_is_answered_as_it_says(running: Running) -> None:
@@ -66,18 +64,6 @@ def test_the_error_of_the_reference_is_the_brokers(running: Running) -> None:
     with connected(running.sessions) as session:
         without = {key: value for key, value in MESSAGES["burst"].items() if key != "deadline_s"}
         assert said(session, {**without, "job": "j"}) == ANSWERS["error"]
-
-
-def test_the_rate_of_the_reference_has_the_keys_of_a_told_rate(running: Running) -> None:
-    with connected(running.sessions, hello=False) as session, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
-        udp.connect(("127.0.0.1", 9))
-        said(session, MESSAGES["hello"])
-        said(session, MESSAGES["register"], udp.fileno())
-        report = {"op": "report", "connections": [{"peer": "127.0.0.1:9", "class": "compute", "rtt_s": 0.004}]}
-        session.send(encode(report))
-        told = json.loads(session.recv(70_000))
-    assert told.keys() == ANSWERS["rate"].keys()
-    assert (told["op"], told["class"]) == ("rate", "compute")
 
 
 def test_the_session_of_the_reference_does_what_the_page_says(

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.measure.flow_table import SENDS_BYTES, SENDS_S, FlowTable, PassedSocket
+from broker.measure.flow_table import FlowTable, PassedSocket
 from broker.model.connection_report import ConnectionReport, Endpoint
 from broker.policy.types import TrafficClass
-from broker.sessions.job_table import JobTable, Slots
+from broker.sessions.job_table import SENDS_BYTES, SENDS_S, JobTable, Slots
 from shaping.model.observations import ClassCounters
 
 

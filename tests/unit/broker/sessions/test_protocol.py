@@ -23,7 +23,6 @@ from broker.sessions.messages import (
     ErrorReply,
     Hello,
     Noted,
-    RateNotice,
     Register,
     Registered,
     Reply,
@@ -327,7 +326,7 @@ CONNECTION = {
     "application_limited": True,
 }  # fmt: skip
 FROM_CLIENTS = [
-    {**HELLO, "rates": True},
+    HELLO,
     REGISTER,
     {"op": "burst", "id": 2, "job": "j", "step": 7, "bytes": {"10.0.0.2": 4000000}, "deadline_s": 0.5, "next_s": 0.8},
     {"op": "burst-end", "job": "j", "step": 7},
@@ -343,10 +342,6 @@ FROM_BROKER: list[tuple[Reply, dict[str, Any]]] = [
     (Credited(number=2, size_bytes=5), {"op": "credited", "id": 2, "bytes": 5}),
     (Noted(number=4), {"op": "noted", "id": 4}),
     (Entered(number=3, traffic_class="storage"), {"op": "entered", "id": 3, "class": "storage"}),
-    (
-        RateNotice(traffic_class="compute", rate_bits_per_s=None, valid_s=3.0),
-        {"op": "rate", "class": "compute", "bits_per_s": None, "valid_s": 3.0},
-    ),
     (ErrorReply(code="c", text="t"), {"op": "error", "code": "c", "text": "t"}),
     (ErrorReply(code="c", text="t", number=2), {"op": "error", "code": "c", "text": "t", "id": 2}),
 ]

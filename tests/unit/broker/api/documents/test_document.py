@@ -72,7 +72,7 @@ def test_what_a_decision_rests_on_is_shown_beside_it() -> None:
     now = replace(
         snapshot(), policy=policy, measurements=measurements,
         decision=replace(decision, watches=(Watch("eth0", 30_000_000, rising=True),)),
-        sessions=(SessionInfo("s-1", "transport", "train", 1, 0, reported_bits_per_s={"compute": 9_000_000}),),
+        sessions=(SessionInfo("s-1", "transport", "train", 1, 0),),
     )  # fmt: skip
     value = status(now)
     out, inbound = value["interfaces"]
@@ -87,7 +87,6 @@ def test_what_a_decision_rests_on_is_shown_beside_it() -> None:
     assert (shown["address"], shown["class"], shown["broker"]) == ("10.0.0.9", "storage", "yes")
     assert (shown["rtt_s"], shown["broker_rtt_s"], shown["receive_rtt_s"]) == (0.002, 0.003, None)
     assert inbound["watch"] == {"bits_per_s": 30_000_000, "rising": True}
-    assert value["sessions"][0]["reported_bits_per_s"] == {"compute": 9_000_000}
     gone = replace(now, measurements=Measurements(), segments={})
     assert [entry["measured"] for entry in status(gone)["interfaces"]] == [None, None]
 

@@ -37,7 +37,7 @@ from broker.policy.toml import load
 
 SCHEMA_1 = Path(__file__).with_name("schema-1.json")
 WHY = Reason("code", "text")
-NAMED_BY_OTHERS = ("destinations", "lends_bits_per_s", "reported_bits_per_s")
+NAMED_BY_OTHERS = ("destinations", "lends_bits_per_s")
 """Objects whose keys are addresses, classes or names."""
 
 
@@ -87,7 +87,7 @@ def everything() -> Snapshot:
         decision=replace(decision, allocation=allocation, watches=(Watch("eth0", 5, rising=True),)),
         tcp=((tcp, "storage"),), udp=((UdpSocket(("10.0.0.1", 5), ("", 0), 0, 9, 0, 0, 0), "other", True),),
         origins={7: SocketOwner(5, "rsync", "/x"), 9: SocketOwner(6, "quicsync", "/y")},
-        sessions=(*now.sessions, SessionInfo("s-2", "c", "k", 2, 977, {"storage": 5}, "python")),
+        sessions=(*now.sessions, SessionInfo("s-2", "c", "k", 2, 977, "python")),
         holds=HoldsInfo(((hold, granted), (hold, None)), ((lease, granted), (lease, None)), (PeerStatus("10.0.0.9"),)),
         daemon=replace(now.daemon, watchdog=WatchdogInfo(1, True, 0, 1)),
         destinations=destination_reports(decision, measurements),

@@ -12,11 +12,10 @@ from msgspec.structs import replace
 from broker.law.decide import decide
 from broker.law.decision import Decision
 from broker.law.recording import header_line, replay, tick_line
-from broker.law.sharing.available_rate import offered_bits_per_s, offered_to_job_bits_per_s
+from broker.law.sharing.available_rate import offered_bits_per_s
 from broker.law.sharing.jobs import JOBS_MAX, LEAVES_PART, NEW_S, PROMISED_PART, policy_of
 from broker.law.state import State
 from broker.model.values import (
-    NO_JOB,
     Burst,
     ClassSample,
     FlowSample,
@@ -312,24 +311,6 @@ def test_connections_of_a_job_divide_its_share_and_one_that_has_little_to_send_g
     assert [found[peer].reason.code for peer in "2345"] == [
         "shares-its-job", "shares-its-job", "gets-what-it-wants", "idle",
     ]  # fmt: skip
-
-
-def test_a_job_is_offered_what_it_could_send_if_it_wanted_all() -> None:
-    host = Host("[job.a]\nweight = 3\n")
-    decision = host.run({"a": 20_000_000, "b": 1_000_000}, for_s=NEW_S + 1)
-    (interface,) = decision.allocation.interfaces
-    offered = offered_bits_per_s(interface, "compute")
-    both = frozenset({(UID, "a"), (UID, "b")})
-    assert offered_to_job_bits_per_s(interface, "compute", (UID, "a"), sending=both) == pytest.approx(
-        offered - 1_100_000, rel=0.01
-    )
-    assert offered_to_job_bits_per_s(interface, "compute", (UID, "b"), sending=both) == pytest.approx(
-        offered - 22_000_000, rel=0.01
-    )
-    for new in ((UID, "new"), (UID + 1, "a")):
-        assert offered_to_job_bits_per_s(interface, "compute", new, sending=both) > offered - 24_000_000
-    nameless = offered_to_job_bits_per_s(interface, "compute", NO_JOB, sending=frozenset({NO_JOB, (UID, "x")}))
-    assert nameless == pytest.approx(offered / 4, abs=2), "beside one user, whose heaviest job has weight 3"
 
 
 @settings(max_examples=100, deadline=None)

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from broker.enforce.shapes import shape_of
 from broker.law.decide import decide
-from broker.law.sharing.available_rate import offered_bits_per_s, offered_to_job_bits_per_s
 from broker.law.sharing.jobs import FLOWS_MAX, IDLE_PART, JOBS_MAX, NEW_S
 from broker.law.sharing.water_filling import Claim, allocate, allocate_by_user
 from broker.law.state import State
@@ -66,9 +65,6 @@ def test_six_names_of_one_user_have_together_what_one_of_another_has() -> None:
     for figure in ("rate_bits_per_s", "share_bits_per_s", "class_weight"):
         assert total(mine, figure) == pytest.approx(total(his, figure), rel=1e-4)
     assert [one.share_bits_per_s for one in his] == pytest.approx([mine[0].share_bits_per_s / 6] * 6, rel=1e-4)
-    offered = offered_bits_per_s(interface, "compute")
-    reported = offered_to_job_bits_per_s(interface, "compute", (ONE, "train"), sending=frozenset(SIX_AND_ONE))
-    assert reported == pytest.approx(offered / 2, rel=1e-3)
 
 
 def test_the_kernel_s_leaves_are_given_rates_and_turns_by_user() -> None:
