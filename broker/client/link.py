@@ -239,8 +239,6 @@ def _note(box: Mailbox, answer: dict[str, Any]) -> None:
             if isinstance(note, str) and note != box.noted:
                 box.noted = note
                 _log.warning("note of the broker: %s", note)
-        elif operation == "credited":
-            box.credited_bytes = int(answer.get("bytes", 0))
         elif operation == "allowance":
             _note_allowance(box, answer)
         elif operation == "error":

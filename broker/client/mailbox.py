@@ -115,7 +115,6 @@ class Mailbox:
     reports: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=REPORTS_MAX))
     flows: dict[int, tuple[str, ...]] = field(default_factory=dict)
     noted: str = ""  # the last note on a registered socket
-    credited_bytes: int = 0
     rejections: deque[str] = field(default_factory=lambda: deque(maxlen=16))
     reconnects: int = 0
     numbers: int = 0

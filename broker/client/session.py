@@ -70,11 +70,6 @@ class Session:
         with self._box.lock:
             return tuple(name for names in self._box.flows.values() for name in names)
 
-    @property
-    def credited_bytes(self) -> int:
-        """What the broker granted to the last announced burst, in bytes to all destinations together."""
-        return self._box.credited_bytes
-
     def register(self, sock: socket.socket, *, traffic_class: str, role: str) -> int:
         """Have the broker mark a UDP or TCP socket, now and after every restart of the broker.
 

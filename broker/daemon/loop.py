@@ -206,14 +206,13 @@ class Loop:
         parts, policy = self._components, self._active_policy.policy
         started_s = self._clock()
         made = parts.deciding.decide(policy, between=between, asked=asked)
-        decision, sessions = made.decision, self._sessions.sessions
-        self._service.answer(decision.credits, sessions)
+        self._service.urgent = False
         if parts.recorder is not None:
             parts.recorder.write(
                 now_s=made.now_s,
                 before=made.before,
                 measurements=made.measurements,
-                decision=decision,
+                decision=made.decision,
                 policy=policy,
             )
         self._tick_s_max = max(self._tick_s_max * 0.999, self._clock() - started_s)

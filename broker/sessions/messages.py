@@ -182,13 +182,6 @@ class Registered(Reply, frozen=True, kw_only=True, tag="registered"):
     note: str = ""
 
 
-class Credited(Reply, frozen=True, kw_only=True, tag="credited"):
-    """How much of a burst the broker believes."""
-
-    number: int = field(name="id")
-    size_bytes: int = field(name="bytes")
-
-
 class Noted(Reply, frozen=True, kw_only=True, tag="noted"):
     """The need is entered."""
 

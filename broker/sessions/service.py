@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 
 import msgspec
 
@@ -13,7 +13,6 @@ from broker.enforce import cgroups
 from broker.events.log import Log
 from broker.measure.flow_table import FlowTable, PassedSocket
 from broker.model.token_bucket import TokenBuckets
-from broker.model.values import Credit
 from broker.process.rights import Authority, Peer
 from broker.sessions.burst_table import BurstTable
 from broker.sessions.job_table import JobTable
@@ -21,7 +20,6 @@ from broker.sessions.messages import (
     AllowanceReply,
     Announce,
     AnnounceEnd,
-    Credited,
     Declare,
     Enter,
     Entered,
@@ -68,7 +66,7 @@ class SessionService:
         settle: decides and applies, at once.
         allowance: what class storage is promised and may use now, over all interfaces.
 
-    `urgent`: a burst began or ended since the last `answer`, so decide now, not at the next tick.
+    `urgent`: a burst began or ended, so decide now, not at the next tick. Who has decided takes it back.
     """
 
     def __init__(
@@ -98,7 +96,6 @@ class SessionService:
         self._flows, self._bursts, self._needs, self._clock = flows, bursts, needs, clock
         self._interface_of = interface_of
         self._cgroup_mount, self._mark, self._log = cgroup_mount, mark, log
-        self._waiting: list[tuple[str, int, Announce]] = []
         self._soon = TokenBuckets[int](per_s=URGENT_PER_S, at_once=URGENT_AT_ONCE, remembered=USERS_MAX)
         self._destinations = TokenBuckets[int](
             per_s=DESTINATIONS_PER_S, at_once=DESTINATIONS_AT_ONCE, remembered=USERS_MAX
@@ -152,7 +149,7 @@ class SessionService:
         return slot
 
     def announce(self, session: Session, message: Announce) -> None:
-        """Enter a burst; `answer` replies.
+        """Enter a burst; only a refusal is answered.
 
         Only for the job that the session's hello named: each name starts with the credit of a first burst.
         """
@@ -167,8 +164,6 @@ class SessionService:
         uid = session.peer.uid
         self._bursts.announce(session.name, message, uid=uid, now_s=self._clock(), interface_of=self._interface_of)
         self._decide_soon(uid)
-        if message.number is not None:
-            self._waiting.append((session.name, message.number, message))
 
     def announce_end(self, session: Session, message: AnnounceEnd) -> None:
         """Take a burst out."""
@@ -277,20 +272,6 @@ class SessionService:
             return None
         text = f"at most {DESTINATIONS_PER_S:.0f} destinations a second in all that user {session.peer.uid} declares"
         return error("too-many", text, number=number)
-
-    def answer(self, credits: Iterable[Credit], sessions: Mapping[str, Session]) -> None:
-        """Report the decision on announcements to their sessions."""
-        self.urgent = False
-        waiting, self._waiting = self._waiting, []
-        granted: dict[tuple[int, str, int], int] = {}
-        for credit in credits:
-            key = (credit.uid, credit.job, credit.step)
-            granted[key] = granted.get(key, 0) + credit.credited_bytes
-        for name, number, message in waiting:
-            session = sessions.get(name)
-            if session is not None:
-                size_bytes = granted.get((session.peer.uid, message.job, message.step), 0)
-                session.send(Credited(number=number, size_bytes=size_bytes))
 
 
 def _endpoint(sock: socket.socket) -> str:

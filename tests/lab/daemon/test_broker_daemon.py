@@ -33,14 +33,9 @@ with Session(job="lab", socket_path=path) as session:
     while not session.flows and time.monotonic() < until:
         time.sleep(0.01)
     assert session.flows, (session.state, session.rejections)
-    session.announce(step=3, bytes_by_destination={address: int(size)}, deadline_s=30.0)
     for _ in range(int(size) // 1000):
         sock.sendto(bytes(958), (address, 4001))
         time.sleep(0.001)
-    until = time.monotonic() + 30
-    while not session.credited_bytes and time.monotonic() < until:
-        time.sleep(0.01)
-    print(session.credited_bytes)
 """
 
 
@@ -74,8 +69,7 @@ def broker(lab: Lab, folder: Path) -> Iterator[Broker]:
 def test_a_registered_socket_of_an_ordinary_user_lands_in_compute(broker: Broker, lab: Lab, family: str) -> None:
     address = lab["b"].address if family == "ipv4" else lab["b"].address6
     argv = [sys.executable, "-c", SEND_REGISTERED, address, "compute", "gradient", broker.sessions, str(PAYLOAD_BYTES)]
-    credited = broker.host.run(argv, user=USER, cwd=ROOT).stdout
-    assert int(credited) > 0
+    broker.host.run(argv, user=USER, cwd=ROOT)
     wait_until(lambda: broker.sent_bytes("compute") >= PAYLOAD_BYTES, what=broker.status)
     assert broker.sent_bytes("storage") == 0
 

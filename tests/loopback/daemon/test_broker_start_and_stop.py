@@ -7,9 +7,10 @@ import socket
 from pathlib import Path
 
 import pytest
-from broker_support import CONFIGURATION, Running, ask, claim_of, connected
+from broker_support import CONFIGURATION, Running, claim_of, connected
 from patience import LIMIT_S, wait_until
 
+from broker.client.protocol import encode
 from broker.daemon.composition import Environment, Options
 from broker.daemon.config_store import ConfigStore, Source
 from broker.daemon.daemon import Daemon
@@ -162,7 +163,7 @@ def test_a_stop_that_comes_before_the_start_touches_nothing(tmp_path: Path) -> N
 def test_a_recording_of_the_daemon_replays_to_the_same_bytes(running: Running) -> None:
     with connected(running.sessions) as session:
         burst = {"op": "burst", "id": 2, "job": "j", "step": 7, "bytes": {"127.0.0.1": 4_000_000}, "deadline_s": 60.0}
-        ask(session, burst)
+        session.send(encode(burst))
         wait_until(lambda: running.status()["daemon"]["ticks"] > 20)
     running.stop()
     lines = (running.folder / "record.jsonl").read_text().splitlines()

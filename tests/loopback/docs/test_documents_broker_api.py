@@ -28,7 +28,6 @@ MESSAGES, ANSWERS = (
 ANSWERED = {
     "hello": "welcome",
     "register": "registered",
-    "burst": "credited",
     "need": "noted",
     "program": "allowance",
 }
@@ -103,7 +102,7 @@ def test_what_is_shown_has_the_types_of_the_description(running: Running) -> Non
         said(session, MESSAGES["hello"])
         said(session, MESSAGES["register"], udp.fileno())
         session.send(encode({"op": "report", "connections": [{"peer": "127.0.0.1:9", "rtt_s": 0.004}]}))
-        said(session, {**MESSAGES["burst"], "bytes": {"127.0.0.2": 1_000_000}})
+        session.send(encode({**MESSAGES["burst"], "bytes": {"127.0.0.2": 1_000_000}}))
         wait_until(lambda: len(running.status()["flows"]) > 1 and running.status()["jobs"])
         shown = msgspec.json.decode(client.fetch("/v1/status", socket_path=running.api), type=Status)
     assert [job.bursts[0].announced_bytes for job in shown.jobs] == [1_000_000]

@@ -16,7 +16,6 @@ from broker.sessions import messages
 from broker.sessions.messages import (
     Announce,
     AnnounceEnd,
-    Credited,
     Declare,
     Enter,
     Entered,
@@ -339,7 +338,6 @@ FROM_BROKER: list[tuple[Reply, dict[str, Any]]] = [
     (Welcome(v=1, session="s-1", host="h"), {"op": "welcome", "v": 1, "session": "s-1", "host": "h"}),
     (Registered(number=1, flows=["f-3"]), {"op": "registered", "id": 1, "flows": ["f-3"]}),
     (Registered(number=1, flows=[], note="n"), {"op": "registered", "id": 1, "flows": [], "note": "n"}),
-    (Credited(number=2, size_bytes=5), {"op": "credited", "id": 2, "bytes": 5}),
     (Noted(number=4), {"op": "noted", "id": 4}),
     (Entered(number=3, traffic_class="storage"), {"op": "entered", "id": 3, "class": "storage"}),
     (ErrorReply(code="c", text="t"), {"op": "error", "code": "c", "text": "t"}),

@@ -15,7 +15,6 @@ from broker.enforce.socket_marks import SocketMarks
 from broker.events.log import open_log
 from broker.measure.flow_table import FlowTable, PassedSocket
 from broker.model.connection_report import ConnectionReport, Endpoint
-from broker.model.values import Credit
 from broker.process.rights import Authority, Peer
 from broker.sessions.burst_table import BurstTable
 from broker.sessions.job_table import JobTable
@@ -125,7 +124,7 @@ class Bench:
 
     def decided(self) -> bool:
         urgent = self.service.urgent
-        self.service.answer((), {})
+        self.service.urgent = False
         return urgent
 
 
@@ -267,15 +266,6 @@ def test_a_need_is_taken_from_whoever_may_use_storage_and_data_at_risk_is_decide
     )
     bench.service.gone(someone)
     assert bench.needs.current(now_s=4.0) == {}
-
-
-def test_the_same_job_and_step_of_two_users_are_two_bursts_with_a_credit_each() -> None:
-    bench, one, other = Bench(), Someone("s-1"), Someone("s-2", uid=1001)
-    for number, someone in enumerate((one, other)):
-        bench.service.announce(cast(Session, someone), burst_of(1, number=number))
-    credits = [Credit("eth0", "j", 1, 5, uid=1000), Credit("eth0", "j", 1, 0, uid=1001)]
-    bench.service.answer(credits, cast(Any, {"s-1": one, "s-2": other}))
-    assert [reply.size_bytes for reply in (*one.sent, *other.sent)] == [5, 0]
 
 
 def test_one_user_names_so_many_destinations_a_second_and_others_still_theirs() -> None:
