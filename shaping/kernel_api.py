@@ -1,4 +1,4 @@
-"""What a kernel must offer: the seam that the real one (`kernel.py`) and the fake one (`testing.py`) both fill.
+"""What a kernel must offer: the seam that the real one (`kernel.py`) and the tests' (`fake_kernel.py`) both fill.
 
 One contract test runs against both. Every method is synchronous, acts on the current network namespace, and is called
 from one thread. Errors: `PrivilegeError` without CAP_NET_ADMIN, `KernelRejectedError` with the kernel's own words,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fake_kernel import FakeClassifier, FakeKernel
 from patience import LIMIT_S, wait_until
 
 from broker import client
@@ -26,7 +27,6 @@ from broker.events.telemetry import Telemetry
 from broker.policy.toml import load
 from broker.process.notify import Notifier
 from hive_qos.errors import BrokerUnavailableError
-from shaping.testing import FakeClassifier, FakeKernel
 
 CONFIGURATION = """
 version = 1

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_kernel import FakeKernel
 
 from broker.daemon.composition import Components, Environment, Options, compose
 from broker.daemon.config_store import ConfigStore, Source
@@ -15,7 +16,6 @@ from broker.model.leases import Hold
 from broker.policy.toml import load
 from broker.policy.types import Policy
 from shaping.journal import Journal
-from shaping.testing import FakeKernel
 
 
 def text(egress: str) -> str:

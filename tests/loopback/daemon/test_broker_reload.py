@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from broker_support import CONFIGURATION, Running, ask, connected, register
+from fake_kernel import FakeKernel
 from patience import wait_until
 from typer.testing import CliRunner
 
@@ -31,7 +32,6 @@ from shaping.model.shapes import InterfaceShape
 from shaping.model.tree import ChangeClass
 from shaping.plan.leaves import RATE_BITS_PER_S_MIN
 from shaping.shaper import Shaper
-from shaping.testing import FakeKernel
 
 
 def test_a_reload_takes_a_good_configuration_and_keeps_the_last_good_one(running: Running) -> None:

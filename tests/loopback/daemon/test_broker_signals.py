@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from broker_support import claim_of
+from fake_kernel import FakeClassifier, FakeKernel
 from typer.testing import CliRunner
 
 from broker.cli.app import app
 from broker.cli.exits import ExitCode
 from broker.process.locks import NamespaceLock
 from shaping.model.tree import Operation
-from shaping.testing import FakeClassifier, FakeKernel
 
 
 class Interrupted(FakeKernel):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from fake_kernel import FakeKernel
 
 from shaping.journal import Journal
-from shaping.testing import FakeKernel
 
 
 @pytest.fixture

@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 
 import pytest
+from fake_kernel import DEFAULT_SEGMENTS, FakeKernel
 from shaping_contract import make_shape
 
 from hive_qos.errors import ConfigurationError, KernelRejectedError, PrivilegeError, ShapingError
 from shaping.journal import Journal
 from shaping.model.observations import PriorQdisc, SegmentState
 from shaping.shaper import Shaper
-from shaping.testing import DEFAULT_SEGMENTS, FakeKernel
 
 OWN = DEFAULT_SEGMENTS.limit
 REFUSED = KernelRejectedError("set gso_max_segs", errno_value=errno.EOPNOTSUPP, detail="no")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fake_kernel import DEFAULT_ROOT, FakeClassifier, FakeKernel
 from shaping_contract import MBIT, make_shape
 
 from hive_qos.errors import ConfigurationError, KernelRejectedError, PrivilegeError, ShapingError
@@ -16,7 +17,6 @@ from shaping.model.observations import Capabilities, PriorQdisc
 from shaping.model.shapes import Rule
 from shaping.model.tree import AddFilter, AddLeaf, ChangeClass
 from shaping.shaper import Shaper
-from shaping.testing import DEFAULT_ROOT, FakeClassifier, FakeKernel
 
 TBF = PriorQdisc("tbf", 7, {"raw": "2800"})
 PORT = (Rule("storage", port=873),)

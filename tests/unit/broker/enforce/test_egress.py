@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fake_kernel import FakeClassifier, FakeKernel
 
 from broker.enforce.egress import DIRECT_OVER_S, RETRY_S, VERIFY_S, EgressTrees
 from broker.events.log import open_log
@@ -18,7 +19,6 @@ from shaping.model.shapes import ClassShape, InterfaceShape, Rule
 from shaping.model.tree import AddClass, ChangeClass, Operation
 from shaping.plan.desired_tree import desired_tree
 from shaping.shaper import Shaper
-from shaping.testing import FakeClassifier, FakeKernel
 
 LINE = 100_000_000
 STORAGE = 2

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from fake_kernel import FakeKernel
 
 from broker.enforce.egress import EgressTrees
 from broker.enforce.interfaces import LOOK_S, ShapedInterfaces
@@ -20,7 +21,6 @@ from hive_qos.errors import KernelRejectedError
 from shaping.journal import Journal
 from shaping.netlink.link_events import LinkChanges
 from shaping.shaper import Shaper
-from shaping.testing import FakeKernel
 
 POLICY = load(
     "version = 1\n" + "".join(f'[[interface]]\nname = "{name}"\negress = "20 Mbit/s"\n' for name in ("eth0", "eth1"))

@@ -6,6 +6,7 @@ import errno
 from pathlib import Path
 
 import pytest
+from fake_kernel import FakeKernel
 from msgspec.structs import replace
 
 from broker.enforce.egress import EgressTrees
@@ -22,7 +23,6 @@ from hive_qos.errors import KernelRejectedError
 from shaping.journal import Journal
 from shaping.model.observations import ClassCounters, InterfaceCounters
 from shaping.shaper import Shaper
-from shaping.testing import FakeKernel
 
 NAMES = ("eth0", "eth1", "eth2")
 POLICY = load("version = 1\n" + "".join(f'[[interface]]\nname = "{name}"\negress = "20 Mbit/s"\n' for name in NAMES))

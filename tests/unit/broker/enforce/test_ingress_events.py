@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from fake_kernel import FakeKernel
 from msgspec.structs import replace
 
 from broker.enforce.inbound_rules import InboundRules
@@ -17,7 +18,6 @@ from broker.policy.toml import load
 from shaping.journal import Journal
 from shaping.netlink.link_events import LinkChanges
 from shaping.shaper import Shaper
-from shaping.testing import FakeKernel
 
 POLICY = load('version = 1\n[[interface]]\nname = "eth0"\negress = "20 Mbit/s"\n')
 DEVICE = "hqifb1"

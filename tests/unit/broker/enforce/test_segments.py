@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
+from fake_kernel import FakeKernel
 
 from broker.enforce.egress import EgressTrees
 from broker.enforce.interfaces import ShapedInterfaces
@@ -21,7 +22,6 @@ from broker.policy.toml import ConfigurationErrors, load
 from broker.policy.types import Policy
 from shaping.journal import Journal
 from shaping.shaper import Shaper
-from shaping.testing import FakeKernel
 
 MBIT = 1_000_000
 FRAME_BYTES = 1514

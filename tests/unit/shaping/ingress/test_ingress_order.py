@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fake_kernel import DEFAULT_SEGMENTS, FakeKernel
 from hypothesis import given
 from hypothesis import strategies as st
 from shaping_contract import MBIT, make_shape
@@ -20,7 +21,6 @@ from shaping.model.shapes import DestinationShape, IngressShape, JobShape, Rule
 from shaping.model.tree import AddClass, AddFilter, AddLeaf
 from shaping.plan.desired_tree import desired_tree
 from shaping.shaper import Shaper
-from shaping.testing import DEFAULT_SEGMENTS, FakeKernel
 
 REFUSED = KernelRejectedError("add", errno_value=errno.ENOMEM, detail="Cannot allocate memory")
 DEVICE = "hqifb1"

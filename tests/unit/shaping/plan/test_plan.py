@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from fake_kernel import FakeKernel
 from hypothesis import given
 from hypothesis import strategies as st
 from shaping_contract import MBIT, make_shape
@@ -32,7 +33,6 @@ from shaping.plan.desired_tree import BURST_BYTES_MIN, desired_tree
 from shaping.plan.diff import StructureError, diff
 from shaping.plan.leaves import RATE_BITS_PER_S_MIN, rate_bits_per_s_min
 from shaping.plan.packet_filters import check_rule
-from shaping.testing import FakeKernel
 
 CAPABILITIES = Capabilities()
 MODERN = Capabilities(fq_codel=True)

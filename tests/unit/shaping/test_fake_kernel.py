@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from fake_kernel import FakeKernel
 from shaping_contract import CLAIMS, make_tree
 
 from hive_qos.errors import PrivilegeError
@@ -12,7 +13,6 @@ from shaping.kernel_api import Kernel
 from shaping.model.names import LEAF_MINOR
 from shaping.model.tree import AddClass
 from shaping.plan.diff import diff
-from shaping.testing import FakeKernel
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.__name__)
