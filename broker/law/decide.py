@@ -243,8 +243,7 @@ def _interface(
         open_bits_per_s=elsewhere,
     )
     allocation, job_alarms = jobs.divided(
-        allocation, samples=reported_jobs, uses=after.job_uses, flows=seen.flows, measured=estimate.state.signals,
-        policies=policy.jobs, bursts=active, now_s=now_s
+        allocation, samples=reported_jobs, uses=after.job_uses, policies=policy.jobs, bursts=active, now_s=now_s
     )  # fmt: skip
     share = next(entry.share_bits_per_s for entry in plans if entry.name == LENDER)
     late = deadlines.alarm(

@@ -254,11 +254,11 @@ class Because(Enum):
         "no broker holds it back any more",
     )
 
-    # --- jobs and connections -------------------------------------------------------------------------------------
-    JOB_IDLE = ("idle", "The job, or the connection, sends nothing.", "sends nothing")
+    # --- jobs -----------------------------------------------------------------------------------------------------
+    JOB_IDLE = ("idle", "The job sends nothing.", "sends nothing")
     GETS_WHAT_IT_WANTS = (
         "gets-what-it-wants",
-        "The job, or the connection, wants less than its part.",
+        "The job wants less than its part.",
         "sends all that it has, up to {share_bits_per_s}: less than its share",
     )
     SHARES_ITS_CLASS = (
@@ -270,11 +270,6 @@ class Because(Enum):
         "job-guaranteed",
         "By weight the job would get less than it is promised.",
         "{share_bits_per_s}: it is promised {guarantee_bits_per_s}, more than its weight would bring",
-    )
-    SHARES_ITS_JOB = (
-        "shares-its-job",
-        "The connections of a job want more than it has; each gets the same.",
-        "{share_bits_per_s}: its job's share, divided among {flows} that send",
     )
 
     # --- segments of a piece --------------------------------------------------------------------------------------

@@ -306,18 +306,6 @@ class JobAllocation(Struct, frozen=True):
         return self.uid, self.job
 
 
-class FlowAllocation(Struct, frozen=True):
-    """One connection's part of its job's share, and why. The kernel gives connections of one leaf turns (fq_codel);
-    this is what that comes to."""
-
-    flow: str
-    job: str
-    traffic_class: str
-    share_bits_per_s: int
-    throughput_bits_per_s: int | None
-    reason: Reason
-
-
 class DestinationAllocation(Struct, frozen=True):
     """What a class may send towards one address: rate and ceil of its leaf there, and why; `guarantee_bits_per_s` is
     the class' guarantee of the smaller of both links, None where no lease is in force."""
@@ -342,10 +330,9 @@ class InterfaceAllocation(Struct, frozen=True):
 
     `capacity_source`: "configured", "link", "fallback" or "measured". `capacity_reason` says which signal moved it
     last. `destinations` is what other brokers have asked for. `in_kernel` is False where our own kernel enforces
-    nothing of it: towards us, while all who send there have brokers that hold them back.
-    `jobs` and `flows` in order of class and name; `segments` None
-    towards us. `open_bits_per_s` is set where the capacity rests on one destination: what all classes together may send
-    then, class `other` beyond the capacity; the others' rates sum to at most the capacity.
+    nothing of it: towards us, while all who send there have brokers that hold them back. `jobs` in order of class and
+    name; `segments` None towards us. `open_bits_per_s` is set where the capacity rests on one destination: what all
+    classes together may send then, class `other` beyond the capacity; the others' rates sum to at most the capacity.
     """
 
     name: str
@@ -357,7 +344,6 @@ class InterfaceAllocation(Struct, frozen=True):
     destinations: tuple[DestinationAllocation, ...] = ()
     in_kernel: bool = True
     jobs: tuple[JobAllocation, ...] = ()
-    flows: tuple[FlowAllocation, ...] = ()
     segments: SegmentAllocation | None = None
     open_bits_per_s: int | None = None
 

@@ -1,9 +1,8 @@
 """The flows of the status document, and the programs that send and receive by them. Pure.
 
 Why a connection gets what it gets:
-its own part of its job's share    where the decision has worked one out (the busiest of jobs)
-what holds where it goes           towards an address at which another broker has storage held back
-what holds for its class           all others: the kernel gives them turns in it
+what holds where it goes    towards an address at which another broker has storage held back
+what holds for its class    all others: the kernel gives them turns in it
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ def flow_list(snapshot: Snapshot) -> list[Flow]:
                     ConnectionFlow(
                         **asdict(sample),
                         interface=interface.name,
-                        **why.of_sample(sample),
+                        reason=why.of_sample(sample),
                         pid=None if session is None else session.pid,
                         command=None if session is None else session.command,
                         **_speeds(snapshot.figures, sample.key),
                     )
                 )
             elif sample.source == "probe":
-                flows.append(ProbeFlow(**asdict(sample), interface=interface.name, **why.of_sample(sample)))
+                flows.append(ProbeFlow(**asdict(sample), interface=interface.name, reason=why.of_sample(sample)))
     for connection, traffic_class in snapshot.tcp:
         owner = snapshot.origins.get(connection.inode, NOBODY)
         flows.append(_tcp_flow(connection, traffic_class, owner, snapshot.figures, why))
@@ -61,7 +60,6 @@ class _Reasons:
 
     def __init__(self, allocation: Allocation, measurements: Measurements) -> None:
         ways_out = allocation.interfaces
-        self._parts = {part.flow: part for entry in ways_out for part in entry.flows}
         self._interfaces = {flow.key: entry.name for entry in measurements.interfaces for flow in entry.flows}
         self._only = ways_out[0].name if len(ways_out) == 1 else None
         self._held = {
@@ -69,20 +67,16 @@ class _Reasons:
         }
         self._classes = {(entry.name, one.name): one.reason for entry in ways_out for one in entry.classes}
 
-    def of_sample(self, sample: FlowSample) -> dict[str, Any]:
+    def of_sample(self, sample: FlowSample) -> Reason | None:
         """As `of`."""
         return self.of(sample.key, traffic_class=sample.traffic_class, peer=sample.peer)
 
-    def of(self, flow: str, *, traffic_class: str, peer: str) -> dict[str, Any]:
-        """Its share and its reason; nothing is known of one that may go through any of several interfaces."""
-        part = self._parts.get(flow)
-        if part is not None:
-            return {"share_bits_per_s": part.share_bits_per_s, "reason": part.reason}
+    def of(self, flow: str, *, traffic_class: str, peer: str) -> Reason | None:
+        """Its reason; None for one that may go through any of several interfaces."""
         interface = self._interfaces.get(flow, self._only)
-        reason: Reason | None = None
-        if interface is not None:
-            reason = self._held.get((interface, traffic_class, peer)) or self._classes.get((interface, traffic_class))
-        return {"share_bits_per_s": None, "reason": reason}
+        if interface is None:
+            return None
+        return self._held.get((interface, traffic_class, peer)) or self._classes.get((interface, traffic_class))
 
 
 def _speeds(figures: AveragesSnapshot, key: Hashable) -> dict[str, Any]:
@@ -117,7 +111,7 @@ def _tcp_flow(
         delivery_rate_bits_per_s=connection.delivery_rate_bits_per_s,
         application_limited=connection.application_limited,
         **_speeds(figures, connection.question),
-        **why.of(name, traffic_class=traffic_class, peer=peer),
+        reason=why.of(name, traffic_class=traffic_class, peer=peer),
     )
 
 

@@ -152,7 +152,7 @@ class SocketFlow(PassedSocket, frozen=True, kw_only=True, tag_field="kind", tag=
 
 
 class ConnectionFlow(FlowSample, frozen=True, kw_only=True, tag_field="kind", tag="connection"):
-    """A connection of a program's report. `share_bits_per_s` is its part of its job's share, for this `reason`."""
+    """A connection of a program's report."""
 
     key: str = field(name="flow")
     traffic_class: str = field(name="class")
@@ -161,7 +161,6 @@ class ConnectionFlow(FlowSample, frozen=True, kw_only=True, tag_field="kind", ta
     command: str | None
     throughput_bits_per_s: int | None
     received_bits_per_s: int | None
-    share_bits_per_s: int | None
     reason: Reason | None
 
 
@@ -171,7 +170,6 @@ class ProbeFlow(FlowSample, frozen=True, kw_only=True, tag_field="kind", tag="pr
     key: str = field(name="flow")
     traffic_class: str = field(name="class")
     interface: str
-    share_bits_per_s: int | None
     reason: Reason | None
 
 
@@ -196,7 +194,6 @@ class TcpFlow(Struct, frozen=True, kw_only=True, tag_field="kind", tag="tcp"):
     application_limited: bool
     throughput_bits_per_s: int | None
     received_bits_per_s: int | None
-    share_bits_per_s: int | None
     reason: Reason | None
 
 
@@ -215,7 +212,6 @@ class UdpFlow(Struct, frozen=True, kw_only=True, tag_field="kind", tag="udp"):
     waited_lately: bool
     throughput_bits_per_s: int | None = None
     received_bits_per_s: int | None = None
-    share_bits_per_s: int | None = None
     reason: Reason | None = None
 
 

@@ -1,14 +1,12 @@
-"""Inside a class: what each job gets of it, and inside a job each connection. The water-filling of
-`broker.law.sharing.water_filling`.
+"""Inside a class: what each job gets of it. The water-filling of `broker.law.sharing.water_filling`.
 
     rate    of the job's own leaf: the class' rate divided by user and weight, nobody below its guarantee. Every job
             counts as wanting all of it, so that the figure moves only when jobs come and go, begin or pause; what one
             does not use of its rate the kernel lends to the others.
     weight  divides what the leaves borrow from each other and from other classes (the kernel's turns): the part that
             the job has of its user's weight.
-    share   what that comes to now: what the class could send (`broker.law.sharing.available_rate`), divided by user,
-    weight, guarantee,
-            ceiling and demand. Transports that follow a rate are told it; it is what people see.
+    share   what that comes to now, for people: what the class could send (`broker.law.sharing.available_rate`),
+            divided by user, weight, guarantee, ceiling and demand.
 
 Users come first: each has a part of the class, whatever number of jobs he names, and his jobs divide it by weight. He
 counts as much as the heaviest of his jobs that want something. A guarantee is the operator's promise to the job: where
@@ -25,39 +23,25 @@ not fit into their class' guarantee are scaled like those of classes, with an al
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from broker.law.bursts.announced import ActiveBurst
-from broker.law.capacity import signals
-from broker.law.capacity.state import SignalState
 from broker.law.sharing import demand
 from broker.law.sharing.available_rate import offered_bits_per_s
-from broker.law.sharing.water_filling import Claim, allocate, allocate_by_user
+from broker.law.sharing.water_filling import Claim, allocate_by_user
 from broker.law.state import ClassState, JobUseState
 from broker.model.fair_share import in_turns
 from broker.model.reasons import Because, Reason
-from broker.model.values import (
-    Alarm,
-    ClassAllocation,
-    ClassSample,
-    FlowAllocation,
-    FlowSample,
-    InterfaceAllocation,
-    JobAllocation,
-    JobSample,
-)  # fmt: skip
+from broker.model.values import Alarm, ClassAllocation, ClassSample, InterfaceAllocation, JobAllocation, JobSample
 from broker.policy.types import JobPolicy
 from hive_qos.units import format_rate
 
 JOBS_MAX = 32
 """Jobs of one interface that are told apart; a host runs a handful. Others share what is left in the default leaf."""
-FLOWS_MAX = 32
-"""Connections of one interface whose part is worked out, the busiest of each user: eight jobs with a peer or two on
-every side."""
 CLASSES = ("compute", "storage")
 """Whose sessions name jobs."""
 LEAVES_PART, PROMISED_PART = 0.88, 0.98
@@ -122,23 +106,20 @@ def follow(
 
 def divided(
     allocation: InterfaceAllocation, *, samples: Sequence[JobSample], uses: Sequence[JobUseState],
-    flows: Sequence[FlowSample], measured: SignalState, policies: Sequence[JobPolicy], bursts: Sequence[ActiveBurst],
-    now_s: float,
+    policies: Sequence[JobPolicy], bursts: Sequence[ActiveBurst], now_s: float,
 ) -> tuple[InterfaceAllocation, tuple[Alarm, ...]]:  # fmt: skip
-    """Add to an interface's allocation what each job and each connection of it gets.
+    """Add to an interface's allocation what each job of it gets.
 
     Args:
         allocation: with its classes.
         samples: this tick's jobs, as `reported_jobs` returned them.
         uses: as `follow` gave them for these.
-        flows: the interface's connections, in any order.
-        measured: what its connections delivered lately.
         policies: of jobs, in the order of the file.
         bursts: those under way; a job wants what its bursts need.
         now_s: the tick's time.
 
     Returns:
-        The allocation with jobs and flows, and an alarm for each class whose jobs were promised too much.
+        The allocation with jobs, and an alarm for each class whose jobs were promised too much.
     """
     if not samples:
         return allocation, ()
@@ -156,8 +137,7 @@ def divided(
             )
             found += _of_class(known, entry, offered_bits_per_s(allocation, entry.name))
             alarms += _too_much_promised(known, entry, allocation.name)
-    parts = _flows(found, flows, measured=measured, now_s=now_s)
-    return replace(allocation, jobs=tuple(found), flows=parts), tuple(alarms)
+    return replace(allocation, jobs=tuple(found)), tuple(alarms)
 
 
 def _counted(
@@ -325,53 +305,3 @@ def _too_much_promised(known: Sequence[_Known], entry: ClassAllocation, interfac
             "scaled when they all want it"
         )
         yield Alarm("job-guarantees-scaled", f"{interface}/{entry.name}", text)
-
-
-def _flows(
-    jobs: Sequence[JobAllocation], flows: Sequence[FlowSample], *, measured: SignalState, now_s: float
-) -> tuple[FlowAllocation, ...]:
-    """Divide each job's share equally among its connections, as far as they want it."""
-    sent = signals.delivered_by_flow(measured, now_s=now_s)
-    named = [flow for flow in flows if flow.job and flow.source == "report"]
-    named.sort(key=lambda flow: (-sent.get(flow.key, 0.0), flow.key))
-    named = in_turns(named, of=lambda flow: flow.uid)[:FLOWS_MAX]
-    made = []
-    for job in jobs:
-        mine = [flow for flow in named if (flow.traffic_class, flow.uid, flow.job) == (job.traffic_class, *job.key)]
-        mine.sort(key=lambda flow: flow.key)
-        wants = [_flow_wants(flow, sent, job.share_bits_per_s) for flow in mine]
-        claims = [Claim(1.0, 0, 0, job.share_bits_per_s, want) for want in wants]
-        shares = allocate(claims, capacity_bits_per_s=job.share_bits_per_s)
-        sending = sum(want > 0 for want in wants)
-        made += [
-            _flow_allocation(flow, want, share, sent, sending)
-            for flow, want, share in zip(mine, wants, shares, strict=True)
-        ]
-    return tuple(made)
-
-
-def _flow_wants(flow: FlowSample, sent: Mapping[str, float], share_bits_per_s: int) -> int:
-    throughput = sent.get(flow.key, 0.0)
-    if throughput < demand.SENDING_BITS_PER_S:
-        return 0
-    return int(demand.USAGE_HEADROOM * throughput) if flow.application_limited else share_bits_per_s
-
-
-def _flow_allocation(
-    flow: FlowSample, want: int, share: int, sent: Mapping[str, float], sending: int
-) -> FlowAllocation:  # fmt: skip
-    reason: Reason
-    if not want:
-        reason = Because.JOB_IDLE()
-    elif share >= want and flow.application_limited:
-        reason = Because.GETS_WHAT_IT_WANTS(share_bits_per_s=share)
-    else:
-        reason = Because.SHARES_ITS_JOB(share_bits_per_s=share, flows=sending)
-    return FlowAllocation(
-        flow=flow.key,
-        job=flow.job,
-        traffic_class=flow.traffic_class,
-        share_bits_per_s=share,
-        throughput_bits_per_s=int(sent[flow.key]) if flow.key in sent else None,
-        reason=reason,
-    )

@@ -170,7 +170,7 @@ def promises_hold(decision: Decision) -> None:
             assert one.rate_bits_per_s >= one.floor_bits_per_s or not fits or entry.direction == "ingress"
             assert 0 <= one.rate_bits_per_s <= one.ceil_bits_per_s <= most[one.name]
         reasons = [entry.capacity_reason, *(one.reason for one in entry.classes), *(one.reason for one in entry.jobs)]
-        reasons += [*(one.reason for one in entry.flows), *(one.reason for one in entry.destinations)]
+        reasons += [*(one.reason for one in entry.destinations)]
         assert all(reason.code and reason.text for reason in reasons)
         if entry.direction == "egress":
             assert entry.segments is not None

@@ -8,12 +8,11 @@ from hypothesis import strategies as st
 
 from broker.enforce.shapes import shape_of
 from broker.law.decide import decide
-from broker.law.sharing.jobs import FLOWS_MAX, IDLE_PART, JOBS_MAX, NEW_S
+from broker.law.sharing.jobs import IDLE_PART, JOBS_MAX, NEW_S
 from broker.law.sharing.water_filling import Claim, allocate, allocate_by_user
 from broker.law.state import State
 from broker.model.values import (
     ClassSample,
-    FlowSample,
     InterfaceAllocation,
     InterfaceSample,
     JobAllocation,
@@ -32,7 +31,7 @@ Jobs = dict[tuple[int, str], int]
 """What each job, by user and name, sends a second; more than 1 Mbit/s waits for more."""
 
 
-def allocated(jobs: Jobs, policy: str = "", *, flows: tuple[FlowSample, ...] = ()) -> InterfaceAllocation:
+def allocated(jobs: Jobs, policy: str = "") -> InterfaceAllocation:
     """What is decided once what the jobs want is known."""
     state, used = State(), load(TEXT + policy)
     for tick in range(1, round(10 * NEW_S) + 20):
@@ -42,7 +41,7 @@ def allocated(jobs: Jobs, policy: str = "", *, flows: tuple[FlowSample, ...] = (
         )
         total = tick * sum(jobs.values()) // 80
         classes = tuple(ClassSample(name, *((total, 10**6) if name == "compute" else (0, 0))) for name in CLASS_NAMES)
-        sample = InterfaceSample("a", None, 0.0, classes, flows, jobs=samples)
+        sample = InterfaceSample("a", None, 0.0, classes, jobs=samples)
         decision = decide(now_s=tick / 10, state=state, measurements=Measurements((sample,)), policy=used)
         state = decision.state
     return decision.allocation.interfaces[0]
@@ -125,17 +124,6 @@ def test_no_number_of_storage_jobs_keeps_another_user_s_from_being_told_apart() 
     (interface,) = decision.allocation.interfaces
     assert len(interface.jobs) == JOBS_MAX
     assert of_user(interface, ONE)
-
-
-def test_no_number_of_connections_keeps_another_user_s_from_having_a_part() -> None:
-    def connection(uid: int, number: int) -> FlowSample:
-        peer = f"10.0.{uid % 100}.{number}"
-        return FlowSample(f"s-{uid}/{peer}:1", peer, "compute", "report", 0.0, 0.01, job="j", uid=uid)
-
-    flows = (*(connection(MANY, number) for number in range(2 * FLOWS_MAX)), connection(ONE, 1))
-    interface = allocated({(MANY, "j"): 50_000_000, (ONE, "j"): 50_000_000}, flows=flows)
-    assert len(interface.flows) == FLOWS_MAX
-    assert any(entry.flow.startswith(f"s-{ONE}/") for entry in interface.flows)
 
 
 CLAIM = st.builds(
