@@ -66,8 +66,6 @@ CLASS_DEFAULTS = {
 the broker may use `control`, which goes before all: so it has little, and nobody gains who puts everything there. A
 message of up to 64 KiB (HTB's burst) does not wait for that."""
 
-_IGNORED_KEYS = ("presence",)
-"""Sections of checkouts before 0.1.0, which their files name: a daemon that refused these would not come up again."""
 _TOP_KEYS = (
     "version", "interface", "class", "daemon", "peers", "job", "schedule", "probe", "page", "storage_program",
 )  # fmt: skip
@@ -141,7 +139,6 @@ class _Reader:
         except (ValueError, RecursionError) as error:  # beside what is no TOML: numbers too long, and brackets too deep
             self.problem(name, None, f"not TOML: {error}")
             return None
-        raw = {key: value for key, value in raw.items() if key not in _IGNORED_KEYS}
         try:
             raw = merged(raw, settings) if settings else raw
         except ConfigurationError as error:

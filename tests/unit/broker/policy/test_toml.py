@@ -27,10 +27,6 @@ def test_a_file_with_one_interface_has_a_sensible_default_for_everything_else() 
     assert policy.daemon.tick_s == 0.1
 
 
-def test_a_file_from_before_the_first_version_is_still_taken() -> None:
-    assert load(HEAD + '[presence]\nenabled = true\nstorage_ceiling = "50 %"\n') == load(HEAD)
-
-
 def test_units_that_people_write_are_understood() -> None:
     policy = load(
         HEAD
