@@ -5,7 +5,7 @@ What is at the root decides what `attach` does:
     the kernel's default (handle 0:)       journal it, build
     a foreign qdisc                        refuse, or with `replace_foreign` journal it, build
     ours, as we would build it, or less    adopt: change what differs, keep the queues and the old journal entry
-    ours, but another structure            refuse, or with `rebuild` delete it and build; the old journal entry stays
+    ours, but another structure            delete it and build; the old journal entry stays
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Egress:
         """The attached ones."""
         return tuple(self._attached)
 
-    def attach(self, shape: InterfaceShape, *, replace_foreign: bool, rebuild: bool) -> Attachment:
+    def attach(self, shape: InterfaceShape, *, replace_foreign: bool) -> Attachment:
         """Build the tree or adopt ours; arguments and errors as of `Shaper.attach`."""
         if not self.capabilities.htb:
             raise ShapingError("this kernel has no HTB (CONFIG_NET_SCH_HTB); nothing can be shaped here")
@@ -69,7 +69,7 @@ class Egress:
         wanted = desired_tree(shape, self.capabilities, observed)
         if observed is None:
             return self._build_anew(interface, wanted, replace_foreign=replace_foreign)
-        return self._adopt(interface, observed, wanted, rebuild=rebuild)
+        return self._adopt(interface, observed, wanted)
 
     def apply(self, shape: InterfaceShape) -> tuple[Operation, ...]:
         """Bring an attached interface's tree to `shape`; errors as of `Shaper.apply`."""
@@ -211,7 +211,7 @@ class Egress:
         except (ShapingError, OSError):
             return None
 
-    def _adopt(self, interface: str, observed: Tree, wanted: Tree, *, rebuild: bool) -> Attachment:
+    def _adopt(self, interface: str, observed: Tree, wanted: Tree) -> Attachment:
         notes: tuple[str, ...] = ()
         prior = self._journal.read(interface)
         if prior is None:
@@ -221,13 +221,6 @@ class Egress:
         try:
             operations = diff(observed, wanted)
         except StructureError as error:
-            if not rebuild:
-                raise ConfigurationError(
-                    "interface.name",
-                    interface,
-                    f"it has an older tree of ours ({error}); allow a rebuild (`hive-qos broker --rebuild`; its queues "
-                    "are lost), or clear it (`hive-qos clear`)",
-                ) from error
             self._kernel.delete_root(interface)
             return self._build(interface, wanted, prior, notes=(*notes, f"rebuilt, because {error}"))
         operations, tree, more = self._apply_tolerantly(interface, operations, wanted)

@@ -60,23 +60,23 @@ class Shaper:
         """
         return (MARK_MINOR if self.capabilities.u32 else LEAF_MINOR)[target]
 
-    def attach(self, shape: InterfaceShape, *, replace_foreign: bool = False, rebuild: bool = False) -> Attachment:
+    def attach(self, shape: InterfaceShape, *, replace_foreign: bool = False) -> Attachment:
         """Take over one interface: journal the prior root, build the tree, or adopt the one of ours that is there.
+
+        A tree of ours with another structure than we would build is built anew: what waits in its queues is lost.
 
         Args:
             replace_foreign: replace a root, and a gso_max_segs, that somebody configured; what was there is journalled
                 and put back by `detach`.
-            rebuild: when a tree of ours has another structure than we would build, build anew (its queues are lost).
 
         Raises:
-            ConfigurationError: no such interface; a foreign root and not `replace_foreign`; another structure and not
-                `rebuild`.
+            ConfigurationError: no such interface; a foreign root and not `replace_foreign`.
             ShapingError: the kernel side failed; the interface is as before, or has its prior root back. A kernel or
                 process that cannot do rules on cgroups and users is no error: it is told, and the rest works.
             ValueError: a shape that cannot be (`plan.desired_tree`); nothing was touched.
         """
         interface = shape.interface
-        attachment = self._egress.attach(shape, replace_foreign=replace_foreign, rebuild=rebuild)
+        attachment = self._egress.attach(shape, replace_foreign=replace_foreign)
         self._classification.ask(interface, shape.rules)
         try:
             notes = self.classify()

@@ -35,9 +35,6 @@ def broker(
     take_over: Annotated[
         bool, typer.Option("--take-over", help="Replace a root qdisc that somebody configured (put back at the end).")
     ] = False,
-    rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Replace a tree that another version of ours built (its queues are lost).")
-    ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
 ) -> None:
     """Run the broker of this host (of this network namespace) in the foreground.
@@ -108,7 +105,7 @@ def broker(
         notifier=Notifier(),
         telemetry=telemetry,
     )
-    daemon = Daemon(Options(configurations, take_over=take_over, rebuild=rebuild), given)
+    daemon = Daemon(Options(configurations, take_over=take_over), given)
     if received:
         daemon.stop()
     refused = priority.take()

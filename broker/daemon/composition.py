@@ -69,12 +69,11 @@ class Options:
 
     Args:
         configurations: what to start with, and what to do at each reload.
-        take_over, rebuild: as `EgressTrees`.
+        take_over: as `EgressTrees`.
     """
 
     configurations: ConfigStore
     take_over: bool = False
-    rebuild: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,7 +186,7 @@ def compose(given: Environment, options: Options, journal: Journal) -> Component
     settings = SettingsStore(policy.daemon.state_dir, log=log, utc_s=given.wall_clock)
     pause = Pause(clock)
     shaper = Shaper(given.kernel, journal, classifier=given.classifier)
-    egress_trees = EgressTrees(shaper, log=log, clock=clock, take_over=options.take_over, rebuild=options.rebuild)
+    egress_trees = EgressTrees(shaper, log=log, clock=clock, take_over=options.take_over)
     receivers = InboundRules(log=log, clock=clock)
     ingress_trees = IngressTrees(shaper, receivers=receivers, log=log, clock=clock)
     socket_marks = SocketMarks(given.mark, egress_trees.mark_minor)

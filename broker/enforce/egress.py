@@ -56,14 +56,11 @@ class EgressTrees:
 
     Args:
         take_over: replace a root qdisc that somebody configured; `detach` puts it back.
-        rebuild: replace a tree of ours that another version built.
     """
 
-    def __init__(
-        self, shaper: Shaper, *, log: Log, clock: Callable[[], float], take_over: bool = False, rebuild: bool = False
-    ) -> None:
+    def __init__(self, shaper: Shaper, *, log: Log, clock: Callable[[], float], take_over: bool = False) -> None:
         self._shaper, self._log, self._clock = shaper, log, clock
-        self._take_over, self._rebuild = take_over, rebuild
+        self._take_over = take_over
         self._interfaces: dict[str, _Interface] = {}
         self._classified_at_s = float("-inf")
         self._classify_notes: tuple[str, ...] = ()
@@ -84,7 +81,7 @@ class EgressTrees:
         Raises:
             ConfigurationError, ShapingError: as `Shaper.attach`; the interface is as before.
         """
-        attachment = self._shaper.attach(shape, replace_foreign=self._take_over, rebuild=self._rebuild)
+        attachment = self._shaper.attach(shape, replace_foreign=self._take_over)
         self._interfaces[shape.interface] = _Interface(shape=shape, verified_at_s=self._clock())
         self._log.info(
             "interface-shaped",
@@ -170,7 +167,7 @@ class EgressTrees:
             return
         try:
             if not entry.attached:
-                self._shaper.attach(shape, replace_foreign=self._take_over, rebuild=self._rebuild)
+                self._shaper.attach(shape, replace_foreign=self._take_over)
                 self._log.info("interface-reshaped", interface=shape.interface)
                 entry.verified_at_s, entry.direct_packets = now_s, None
             elif entry.shape != shape or not entry.in_force:
@@ -186,7 +183,7 @@ class EgressTrees:
                 entry.verified_at_s = now_s
         except (HiveError, OSError, ValueError) as problem:  # ValueError: a shape that cannot be
             self._lost(entry, "apply-failed", str(problem))
-            if self._rebuild and isinstance(problem, StructureError):
+            if isinstance(problem, StructureError):
                 entry.attached = False  # no change leads to what is wanted: it is built anew
             return
         entry.shape, entry.attached, entry.in_force = shape, True, True  # attached and repaired trees are in force, too

@@ -33,7 +33,7 @@ ACTIONS: Mapping[Action, str] = {
     "change": "queues stay: no packet is lost",
     "adopt": "takes over the classes that an ended broker left; queues stay: no packet is lost",
     "build": "builds its classes; packets that wait in the former queue are lost, and sent again by TCP and QUIC",
-    "rebuild": "an older version's classes are there, which needs `hive-qos broker --rebuild`: its queues are lost",
+    "rebuild": "replaces another version's classes; packets that wait are lost, and sent again by TCP and QUIC",
     "give back": "puts back the former queueing discipline; packets that wait are lost, and sent again by TCP and QUIC",
     "wait": "is not there; it is shaped when it appears",
     "refused": "somebody configured its queueing discipline: remove that, or start with `hive-qos broker --take-over`",

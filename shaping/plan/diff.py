@@ -7,7 +7,7 @@ Rules of the order (there is no transaction over several classes)
   value; when the first one rises, every parent already has its final rate.
 - Missing classes are made from the top down, each leaf with its queue at once.
 - Nothing that holds a queue is ever deleted. A tree of ours that has something else than we would build is a
-  `StructureError`: its owner decides whether to lose the queues.
+  `StructureError`: its owner builds it anew and loses the queues.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from shaping.model.tree import (
 
 
 class StructureError(ValueError):
-    """The observed tree cannot become the desired one without deleting a queue. Rebuild it, or leave it."""
+    """The observed tree cannot become the desired one without deleting a queue: build it anew."""
 
 
 def diff(observed: Tree | None, desired: Tree) -> tuple[Operation, ...]:
