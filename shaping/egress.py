@@ -116,8 +116,8 @@ class Egress:
             self._attached[interface] = replace(attached, tree=tree, shape=None)
         return tree == attached.tree
 
-    def counters(self, interface: str, *, direct: bool = True) -> InterfaceCounters:
-        """Read an attached interface; without `direct` at half the cost, and not what passed HTB unshaped.
+    def counters(self, interface: str) -> InterfaceCounters:
+        """Read an attached interface.
 
         Raises:
             ConfigurationError: not attached, or the interface is gone.
@@ -125,8 +125,7 @@ class Egress:
         """
         attached = self.known(interface)
         found = self._kernel.counters(interface)
-        past = self._kernel.direct_packets(interface) if direct else None
-        return counters_of(interface, found, past, tree=attached.tree, direction="egress")
+        return counters_of(interface, found, tree=attached.tree, direction="egress")
 
     def journal_line(self, interface: str, line_bits_per_s: int | None) -> tuple[str, ...]:
         """Remember what ceilings are opened to when nobody decides; where that fails, it is what their root has."""

@@ -128,7 +128,7 @@ class Ingress:
         """Read the IFB's classes."""
         held = self._known(interface)
         found = self._kernel.counters(held.device)
-        return counters_of(interface, found, None, tree=held.tree, direction="ingress")
+        return counters_of(interface, found, tree=held.tree, direction="ingress")
 
     def detach(self, interface: str) -> tuple[str, ...]:
         """Stop redirecting, let the IFB drain, delete it; also what a former process left.
@@ -225,8 +225,7 @@ class Ingress:
             time.sleep(LOOK_S)
 
     def _waits(self, device: str) -> bool:
-        by_minor = self._kernel.counters(device, drops=False)
-        return any(found.backlog_packets for found in by_minor.values())
+        return any(found.backlog_packets for found in self._kernel.counters(device).by_minor.values())
 
     def _number(self, interface: str) -> int:
         numbers = self._kernel.numbers()

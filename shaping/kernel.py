@@ -17,7 +17,7 @@ from hive_qos.errors import ConfigurationError, KernelRejectedError, ReadBackErr
 from hive_qos.netlink import NetlinkSocket
 from shaping import failsafe
 from shaping.model.names import is_ours, show_classid
-from shaping.model.observations import Capabilities, ClassCounters, DeviceSegments, PriorQdisc, Redirection
+from shaping.model.observations import Capabilities, DeviceSegments, PriorQdisc, Redirection, TreeCounters
 from shaping.model.shapes import Rule
 from shaping.model.tree import (
     AddClass,
@@ -95,12 +95,8 @@ class RealKernel:
         note = root.put_back(self._tc, interface, self._index(interface), prior)
         return (*notes, note) if note else tuple(notes)
 
-    def counters(self, interface: str, *, drops: bool = True) -> dict[int, ClassCounters]:
-        drops_of_queues = drops and self.capabilities().fq_codel
-        return fast_path.read_counters(self._tc, interface, self._index(interface), drops_of_queues=drops_of_queues)
-
-    def direct_packets(self, interface: str) -> int:
-        return fast_path.read_direct_packets(self._tc, interface, self._index(interface))
+    def counters(self, interface: str) -> TreeCounters:
+        return fast_path.read_counters(self._tc, interface, self._index(interface))
 
     def segments(self, interface: str) -> DeviceSegments:
         link = self._link(interface)

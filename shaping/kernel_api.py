@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from shaping.model.names import MARK_MINOR
-from shaping.model.observations import Capabilities, ClassCounters, DeviceSegments, PriorQdisc, Redirection
+from shaping.model.observations import Capabilities, DeviceSegments, PriorQdisc, Redirection, TreeCounters
 from shaping.model.shapes import Rule
 from shaping.model.tree import Operation, Tree
 
@@ -45,11 +45,8 @@ class Kernel(Protocol):
     def restore_root(self, interface: str, prior: PriorQdisc) -> tuple[str, ...]:
         """Make `prior` the root again as far as its options can be given back; returns what could not."""
 
-    def counters(self, interface: str, *, drops: bool = True) -> dict[int, ClassCounters]:
-        """Counters of our classes by minor. Cheap enough for ten times a second; without `drops` those are too few."""
-
-    def direct_packets(self, interface: str) -> int:
-        """Packets that passed the HTB unshaped. As dear as all counters: the kernel lists every queue for it."""
+    def counters(self, interface: str) -> TreeCounters:
+        """What the tree of ours has counted. Cheap enough for ten times a second."""
 
     def segments(self, interface: str) -> DeviceSegments:
         """How many segments the device takes in one piece, and by default."""

@@ -150,14 +150,14 @@ class Shaper:
         self._egress.known(interface)
         return self._segments.state(interface)
 
-    def counters(self, interface: str, *, direct: bool = True) -> InterfaceCounters:
-        """Read an attached interface; without `direct` at half the cost, and not what passed HTB unshaped.
+    def counters(self, interface: str) -> InterfaceCounters:
+        """Read an attached interface.
 
         Raises:
             ConfigurationError: not attached, or the interface is gone.
             ShapingError: classes of ours are missing; somebody changed the tree. `verify` says what is left.
         """
-        return self._egress.counters(interface, direct=direct)
+        return self._egress.counters(interface)
 
     def attach_ingress(self, shape: IngressShape) -> IngressAttachment:
         """Shape what arrives at an interface, attached or not, on an IFB: make one, or adopt ours that is there.

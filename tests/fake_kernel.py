@@ -14,7 +14,14 @@ from dataclasses import dataclass, field, replace
 
 from hive_qos.errors import ConfigurationError, KernelRejectedError, PrivilegeError, ReadBackError
 from shaping.model.names import MAJOR, MARK_MINOR, is_ours
-from shaping.model.observations import Capabilities, ClassCounters, DeviceSegments, PriorQdisc, Redirection
+from shaping.model.observations import (
+    Capabilities,
+    ClassCounters,
+    DeviceSegments,
+    PriorQdisc,
+    Redirection,
+    TreeCounters,
+)
 from shaping.model.shapes import Rule
 from shaping.model.tree import (
     AddClass,
@@ -73,7 +80,7 @@ class FakeKernel:
         self._numbers = {name: number for number, name in enumerate(self._interfaces, start=1)}
         self._capabilities = capabilities or Capabilities()
         self.privileged = privileged
-        self.purged_packets = 0
+        self.purged_packets = self.direct_packets = 0
         self.applied: list[Operation] = []
         self.reject_next: tuple[type[Operation], KernelRejectedError] | None = None
         self.reject_segments: KernelRejectedError | None = None
@@ -171,13 +178,11 @@ class FakeKernel:
             return (f"{interface}: {prior.nested} classes, queues and filters below the former {prior.kind} are lost",)
         return ()
 
-    def counters(self, interface: str, *, drops: bool = True) -> dict[int, ClassCounters]:
+    def counters(self, interface: str) -> TreeCounters:
         found = self._interface(interface)
-        return {minor: ClassCounters(backlog_packets=found.backlog_packets.get(minor, 0)) for minor in found.classes}
-
-    def direct_packets(self, interface: str) -> int:
-        self._interface(interface)
-        return 0
+        waiting = found.backlog_packets
+        by_minor = {minor: ClassCounters(backlog_packets=waiting.get(minor, 0)) for minor in found.classes}
+        return TreeCounters(by_minor, self.direct_packets)
 
     def segments(self, interface: str) -> DeviceSegments:
         return self._interface(interface).segments

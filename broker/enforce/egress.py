@@ -26,9 +26,6 @@ a service; one stat for each rule. Their sockets are classified from then on, an
 VERIFY_S = 5.0
 """How often we look whether our tree still stands; somebody else's `tc qdisc del` is found within that time."""
 
-DIRECT_S = 0.95
-"""How often we look whether packets passed unshaped: every second, a tick early. It costs as much as all counters."""
-
 DIRECT_OVER_S = 60.0
 """After the last packet that passed unshaped: long enough for who looks at a page of alarms."""
 
@@ -45,7 +42,6 @@ class _Interface:
     verified_at_s: float = 0.0
     not_before_s: float = 0.0
     direct_packets: int | None = None  # None: not read since it was attached
-    direct_at_s: float = float("-inf")
     direct_seen_s: float = float("-inf")
     alarm: Alarm | None = None
     direct_alarm: Alarm | None = None
@@ -135,8 +131,7 @@ class EgressTrees:
         due = entry.read_at_s is None or now_s - entry.read_at_s >= fresh_s
         if due and entry.attached:
             try:
-                direct = now_s - entry.direct_at_s >= DIRECT_S
-                counters = self._shaper.counters(interface, direct=direct)
+                counters = self._shaper.counters(interface)
             except (HiveError, OSError) as problem:
                 self._lost(entry, "counters-unreadable", str(problem))
             else:
@@ -147,9 +142,7 @@ class EgressTrees:
                     for address, counted in sorted(counters.destinations.items())
                 )
                 entry.read_at_s = now_s
-                if counters.direct_packets is not None:
-                    entry.direct_at_s = now_s
-                    self._watch_direct(entry, counters.direct_packets)
+                self._watch_direct(entry, counters.direct_packets)
         return entry.samples, None if entry.read_at_s is None else max(0.0, self._clock() - entry.read_at_s)
 
     def leaves(self, interface: str) -> Mapping[int, ClassCounters]:

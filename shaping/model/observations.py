@@ -35,6 +35,14 @@ class ClassCounters(NamedTuple):
     backlog_packets: int = 0
 
 
+class TreeCounters(NamedTuple):
+    """What a tree of ours has counted: of its classes by minor, and the packets that passed HTB unshaped. Those are 0,
+    but for the moment in which it was built."""
+
+    by_minor: Mapping[int, ClassCounters]
+    direct_packets: int
+
+
 @dataclass(frozen=True)
 class InterfaceCounters:
     """One reading of an interface.
@@ -46,12 +54,12 @@ class InterfaceCounters:
             former address of the leaf sent is in it: take differences. One that is in the shape and not here is not
             held back: this kernel has no u32.
         jobs: each slot of compute; counted in compute, too.
-        direct_packets: packets that passed HTB unshaped. Anything but 0 is a fault. None: not asked for.
+        direct_packets: as of `TreeCounters`.
     """
 
     interface: str
     classes: Mapping[str, ClassCounters]
-    direct_packets: int | None
+    direct_packets: int
     destinations: Mapping[str, ClassCounters] = field(default_factory=dict)
     jobs: Mapping[int, ClassCounters] = field(default_factory=dict)
 

@@ -31,7 +31,7 @@ from hive_qos.netlink import (
     pack_text,
 )
 from shaping.model.names import MAJOR, classid
-from shaping.model.observations import ClassCounters
+from shaping.model.observations import ClassCounters, TreeCounters
 from shaping.model.tree import AddClass, AddLeaf, AddRoot, ChangeClass, ChangeLeaf, ClassSpec, LeafSpec, QdiscSpec
 from shaping.netlink.psched_ticks import burst_bytes_of, burst_ticks
 
@@ -97,25 +97,24 @@ def read_classes(kernel: NetlinkSocket, interface: str, index: int) -> tuple[Cla
     return tuple(sorted(classes, key=lambda spec: spec.minor))
 
 
-def read_counters(
-    kernel: NetlinkSocket, interface: str, index: int, *, drops_of_queues: bool
-) -> dict[int, ClassCounters]:
-    """What the classes of our root have counted, by minor.
+def read_counters(kernel: NetlinkSocket, interface: str, index: int) -> TreeCounters:
+    """What our root and its classes have counted.
 
-    Args:
-        drops_of_queues: ask their queues for what was dropped. A class counts what its queue refuses, and nothing of
-            what fq_codel drops later (net/sched/sch_htb.c, `htb_enqueue`). It takes as long again.
+    The queues tell what was dropped: a class counts what its queue refuses, and nothing of what fq_codel drops later
+    (net/sched/sch_htb.c, `htb_enqueue`).
     """
     request = _listing(RTM_GETTCLASS, index, MAJOR << 16)
     found = kernel.read(f"list classes of {interface}", request, decode_counters)
     counters = {handle & 0xFFFF: counted for handle, counted in found if handle >> 16 == MAJOR}
-    if drops_of_queues:
-        request = _listing(RTM_GETQDISC, index, 0)  # the kernel lists those of all interfaces
-        decode = functools.partial(decode_drops, of=index)
-        for parent, drops in filter(None, kernel.read(f"list queues of {interface}", request, decode)):
-            if parent >> 16 == MAJOR and (minor := parent & 0xFFFF) in counters:
-                counters[minor] = counters[minor]._replace(dropped_packets=drops)
-    return counters
+    direct_packets = 0
+    request = _listing(RTM_GETQDISC, index, 0)  # the kernel lists those of all interfaces
+    decode = functools.partial(decode_queue, of=index)
+    for parent, packets in filter(None, kernel.read(f"list queues of {interface}", request, decode)):
+        if parent == TC_H_ROOT:
+            direct_packets = packets
+        elif parent >> 16 == MAJOR and (minor := parent & 0xFFFF) in counters:
+            counters[minor] = counters[minor]._replace(dropped_packets=packets)
+    return TreeCounters(counters, direct_packets)
 
 
 def read_queues(kernel: NetlinkSocket, interface: str, index: int) -> tuple[QdiscSpec, tuple[LeafSpec, ...]] | None:
@@ -126,14 +125,6 @@ def read_queues(kernel: NetlinkSocket, interface: str, index: int) -> tuple[Qdis
         return None
     leaves = [leaf for one in queues if one.parent >> 16 == MAJOR and (leaf := decode_leaf(one))]
     return QdiscSpec(MAJOR, _glob(root)[2]), tuple(sorted(leaves, key=lambda leaf: leaf.parent_minor))
-
-
-def read_direct_packets(kernel: NetlinkSocket, interface: str, index: int) -> int:
-    """Packets that went past every class of our root; 0 where there is none."""
-    for one in _queues(kernel, interface, index):
-        if (one.interface_index, one.handle) == (index, MAJOR << 16):
-            return _glob(one)[4]
-    return 0
 
 
 def interface_towards(kernel: NetlinkSocket, address: str) -> str | None:
@@ -277,11 +268,14 @@ def decode_counters(_: int, body: bytes) -> tuple[int, ClassCounters]:
     )
 
 
-def decode_drops(_: int, body: bytes, *, of: int) -> tuple[int, int] | None:
-    """Of a queue: its parent, and the packets that it has dropped; None for one of another interface than `of`."""
-    _, _, index, _, parent, _ = _TCMSG.unpack_from(body)
+def decode_queue(message_type: int, body: bytes, *, of: int) -> tuple[int, int] | None:
+    """Of a queue: its parent, and the packets that it has dropped; of our root, those that went past all its classes.
+    None for one of another interface than `of`."""
+    _, _, index, handle, parent, _ = _TCMSG.unpack_from(body)
     if index != of:
         return None
+    if parent == TC_H_ROOT:
+        return (parent, _glob(decode_object(message_type, body))[4]) if handle == MAJOR << 16 else None
     values = attribute_map(attribute_map(body, _TCMSG.size).get(_TCA_STATS2, b""))
     return parent, _statistics(values, _QUEUE)[2]
 

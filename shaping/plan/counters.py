@@ -7,21 +7,14 @@ from functools import cache
 
 from hive_qos.errors import ShapingError
 from shaping.model.names import BULK_NAME, CLASS_NAMES, INNER_MINOR, JOB_MINOR, LEAF_MINOR, show_classid
-from shaping.model.observations import ClassCounters, InterfaceCounters
+from shaping.model.observations import ClassCounters, InterfaceCounters, TreeCounters
 from shaping.model.shapes import Direction
 from shaping.model.tree import Tree
 from shaping.plan.destinations import leaf_of_address
 from shaping.plan.leaves import leaves_by_class
 
 
-def counters_of(
-    interface: str,
-    by_minor: Mapping[int, ClassCounters],
-    direct_packets: int | None,
-    *,
-    tree: Tree,
-    direction: Direction,
-) -> InterfaceCounters:
+def counters_of(interface: str, found: TreeCounters, *, tree: Tree, direction: Direction) -> InterfaceCounters:
     """Sum up one reading.
 
     Args:
@@ -30,6 +23,7 @@ def counters_of(
     Raises:
         ShapingError: classes of ours are missing.
     """
+    by_minor, direct_packets = found
     needed, leaves = _needed(direction)
     if not by_minor.keys() >= needed:
         names = ", ".join(map(show_classid, sorted(needed - by_minor.keys())))

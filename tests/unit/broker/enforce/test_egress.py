@@ -87,15 +87,14 @@ def test_where_somebody_replaced_our_root_all_else_of_ours_is_given_back_at_the_
 
 
 def test_packets_that_pass_unshaped_are_an_alarm_from_the_second_reading_on_and_until_a_minute_after_the_last(
-    host: Host, monkeypatch: pytest.MonkeyPatch
+    host: Host,
 ) -> None:
-    direct = 7  # as it was built
-    monkeypatch.setattr(host.kernel, "direct_packets", lambda _: direct)
+    host.kernel.direct_packets = 7  # as it was built
     host.trees.attach(shape(LINE))
     for _ in range(2):
         host.tick(shape(LINE), after_s=1.0)
         assert not host.trees.alarms()
-    direct = 9
+    host.kernel.direct_packets = 9
     host.tick(shape(LINE), after_s=1.0)
     assert [one.code for one in host.trees.alarms()] == ["unshaped-packets"]
     host.tick(shape(LINE), after_s=DIRECT_OVER_S - 1.0)

@@ -156,7 +156,7 @@ def test_whatever_was_counted_is_told_of_both_directions_alike(host: Host, monke
     shaper = host.shaper
     out = EgressTrees(shaper, log=open_log(), clock=lambda: host.now_s)
     out.attach(shape_of(host.wanted.interfaces[0], rules=()))
-    reported = InterfaceCounters("eth0", classes=counted, direct_packets=None)
+    reported = InterfaceCounters("eth0", classes=counted, direct_packets=0)
     monkeypatch.setattr(shaper, "counters", lambda *_, **__: reported)
     monkeypatch.setattr(shaper, "ingress_counters", lambda _: reported)
     samples = host.egress_trees.read("eth0")

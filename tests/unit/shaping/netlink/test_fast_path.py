@@ -20,9 +20,9 @@ from shaping.netlink import u32
 from shaping.netlink.fast_path import (
     decode_class,
     decode_counters,
-    decode_drops,
     decode_leaf,
     decode_object,
+    decode_queue,
     encode_operation,
 )
 from shaping.netlink.root import _taken_back
@@ -116,8 +116,15 @@ def test_counters_prefer_the_wide_packet_count_and_queues_tell_their_drops() -> 
     assert handle == 0xFFE00010
     assert (found.sent_bytes, found.sent_packets) == (5_000_000_000, 2**33)
     assert (found.backlog_packets, found.backlog_bytes, found.dropped_packets) == (3, 4500, 2)
-    assert decode_drops(36, message(BASIC, WIDE, QUEUE, HTB), of=7) == (0xFFE00001, 2)
-    assert decode_drops(36, message(BASIC, WIDE, QUEUE, HTB), of=8) is None
+    assert decode_queue(36, message(BASIC, WIDE, QUEUE, HTB), of=7) == (0xFFE00001, 2)
+    assert decode_queue(36, message(BASIC, WIDE, QUEUE, HTB), of=8) is None
+
+
+def test_our_root_tells_what_went_past_its_classes_and_another_s_tells_nothing() -> None:
+    glob = pack_attribute(1, b"htb\0") + pack_attribute(2, pack_attribute(2, struct.pack("=IIIII", 3, 10, 32, 0, 5)))
+    ours, foreign = (struct.pack("=BxHiIII", 0, 0, 7, handle, 0xFFFFFFFF, 0) for handle in (0xFFE00000, 0x10000))
+    assert decode_queue(36, ours + glob, of=7) == (0xFFFFFFFF, 5)
+    assert decode_queue(36, foreign + glob, of=7) is None
 
 
 def test_what_an_older_kernel_does_not_say_counts_as_nothing() -> None:
