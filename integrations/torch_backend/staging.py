@@ -99,16 +99,8 @@ class Staged:
     def arriving(self) -> Iterator[int]:
         """Block until more of the memory holds the tensor's values, from its beginning; how many bytes do."""
         for ready_bytes, event in self._copied:
-            self.wait(event)
+            _wait(event, self.check)
             yield ready_bytes
-
-    def wait(self, event: Event) -> None:
-        """Block until the GPU is so far; raises what `check` does. The GIL is free meanwhile."""
-        pause_s = PAUSE_S_MIN
-        while not event.query():
-            self.check()
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
     @property
     def in_place(self) -> bool:
@@ -125,7 +117,7 @@ class Staged:
                 self.tensor.copy_(self.memory)
                 return None
             self.until_ready()  # who is alone in a group has sent nothing, and waited for none of it
-            self.wait(self._called)
+            _wait(self._called, self.check)
             stream = _stream_of(self._gpu, self.tensor.device, _Way.FROM_HOST)
             self._gpu.copy(self.tensor, self.memory, stream)
             return stream.record_event()
@@ -163,9 +155,14 @@ def until_all_ready(staged: Sequence[Staged]) -> None:
 
 def finish_all(staged: Sequence[Staged]) -> None:
     """Bring what was received to every tensor that was written, and return when it is there."""
-    for one, event in [(one, one.bring_back()) for one in staged]:
-        if event is not None:
-            one.wait(event)
+    events: list[Event] = []
+    try:
+        for one in staged:
+            if (event := one.bring_back()) is not None:
+                events.append(event)
+    finally:
+        for event in events:  # whatever happens: until then the copy writes to the tensor
+            _wait(event, _anybody_waits)
 
 
 def _pieces(memory: torch.Tensor, source: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -174,6 +171,15 @@ def _pieces(memory: torch.Tensor, source: torch.Tensor) -> Iterator[tuple[torch.
         return iter([(memory, source)])
     elems = PIECE_BYTES // source.element_size()
     return zip(torch.split(memory.view(-1), elems), torch.split(source.view(-1), elems), strict=True)
+
+
+def _wait(event: Event, check: Callable[[], None]) -> None:
+    """Block until the GPU is so far; raises what `check` does. The GIL is free meanwhile."""
+    pause_s = PAUSE_S_MIN
+    while not event.query():
+        check()
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
 
 def _anybody_waits() -> None:

@@ -191,6 +191,14 @@ class Algorithm:
     def _apply(self, result: Sequence[torch.Tensor]) -> None:
         """Do what all members do alike with the result of a step."""
 
+    def _apply_committed(self, result: Sequence[torch.Tensor]) -> None:
+        """`_apply`, as the others do; where it fails, this member has to join again."""
+        try:
+            self._apply(result)
+        except BaseException as error:
+            self._group.lose_state(f"{type(error).__name__} came between what the members have committed and its use")
+            raise
+
     def _result_layout(self) -> Layout:
         """Of the next step; () for an algorithm without steps."""
         return ()

@@ -228,7 +228,7 @@ class AsyncDiLoCo(GlobalAlgorithm):
             waits = False
             with self._lock:
                 if not self.last.applied:
-                    self._apply(sums)
+                    self._apply_committed(sums)
                 self._publish({place: snapshot} if snapshot is not None and self.last.contributed else {})
             if self.last.applied:  # this member was left behind, and has caught up with the merges of others
                 continue

@@ -69,7 +69,7 @@ class DiLoCo(GlobalAlgorithm):
     def _take_over(self, met: Committed, result: list[torch.Tensor]) -> Committed:
         self.last = met
         if not met.applied:
-            self._apply(result)
+            self._apply_committed(result)
         return met
 
     def _apply(self, result: Sequence[torch.Tensor]) -> None:

@@ -107,9 +107,11 @@ def digest_of(parameters: Iterable[torch.Tensor], *, values: bool) -> str:
     """Tells models apart by the shapes of these parameters, and by their bytes where `values` count."""
     hashed = hashlib.sha256()
     for one in parameters:
-        hashed.update(repr(tuple(one.shape)).encode())
-        if values and type(one.data) is torch.Tensor:  # who quantises may have kinds of its own, without such bytes
-            hashed.update(one.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+        hashed.update(repr((tuple(one.shape), one.dtype)).encode() if values else repr(tuple(one.shape)).encode())
+        plain = type(one.data) is torch.Tensor and one.layout is torch.strided and not one.is_meta
+        if values and plain:  # who quantises may have kinds of its own, without such bytes
+            bits = one.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+            hashed.update(bits.numpy().data)
     return hashed.hexdigest()[:8]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, cast
@@ -19,6 +20,8 @@ import torch
 from hive_qos.errors import MisuseError
 from integrations.volatile.algorithm import Algorithm, Layout, weighted, weighted_mean
 from integrations.volatile.fragments import Fragment
+
+_log = logging.getLogger("integrations.volatile")
 
 
 class Stateful(Protocol):
@@ -74,6 +77,7 @@ class PartialMean(Algorithm):
         self._all = Fragment(self.parameters)
         self._due: list[torch.Tensor] | None = None
         """The result of a step that the others have made, and that the optimiser here is about to."""
+        self._warned = False
         self._averaged: list[tuple[int, int] | None] = []
         """The versions of the gradients when they were last averaged."""
 
@@ -82,9 +86,10 @@ class PartialMean(Algorithm):
         if within and (kwargs.get("closure") or any(map(callable, args[1:]))):  # after the optimizer itself
             reason = "a closure computes this member's own gradients again, after PartialMean has averaged them"
             raise MisuseError(f"{reason}: compute them before `algorithm.step()`, and step the optimizer without one")
-        if self._due is not None and self._all.gradient_versions() != self._averaged:
+        changed = self._due is not None and self._all.gradient_versions() != self._averaged
+        if changed and not self._steps:  # a class whose `step` calls its parent's begins twice
             reason = "gradients were changed after PartialMean has averaged them, which who joins could not repeat"
-            raise MisuseError(f"{reason}: clip them in a hook (`optimizer.register_step_pre_hook`)")
+            raise MisuseError(f"{reason}: clip them in a hook of this optimizer (`optimizer.register_step_pre_hook`)")
         self._steps = True
 
     def _step_ends(self, *_: object) -> None:
@@ -146,7 +151,11 @@ class PartialMean(Algorithm):
         self._make_step(result)
 
     def _after(self, tokens: int) -> None:
-        self._interrupted()  # where the caller has left the step out
+        if self._due is not None and not self._warned:
+            self._warned = True
+            text = "the optimizer did not step in `algorithm.step()`: as the others do, so it does here"
+            _log.warning("%s; gradients of several batches are accumulated before", text)
+        self._interrupted()
 
     def _interrupted(self) -> None:
         """The others make a step that this member was about to make: it makes it all the same.

@@ -114,7 +114,7 @@ class StreamingDiLoCo(GlobalAlgorithm):
         def exchange() -> Committed:
             committed = group.all_reduce(result, quorum=quorum, compression=self.compression, feedback=place)
             if not committed.applied:
-                self._apply(result)
+                self._apply_committed(result)
             return committed
 
         assert self._thread is not None

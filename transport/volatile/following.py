@@ -72,8 +72,9 @@ class Follower:
     def is_asked_for_state(self) -> bool:
         """Whether somebody learns who has no state yet, and it is this member's to give one."""
         state, shelf = self._control.state, self._control.shelf
-        holds = self._control.member in state.view.workers[:HOLDERS_MAX] and state.view.joining
-        return bool(holds) and shelf.wanted and not shelf.has_state() and state.phase is Phase.REDUCING
+        holds = bool(self._control.member in state.view.workers[:HOLDERS_MAX] and state.view.joining)
+        holds = holds and not self._control.is_over()  # then it may lack what was committed last
+        return holds and shelf.wanted and not shelf.has_state() and state.phase is Phase.REDUCING
 
     def give_state(self) -> bool:
         """Put the state on the shelf, if this member is asked for it. False where the caller cannot give it now."""

@@ -336,6 +336,7 @@ class VolatileGroup:
         """
         if len(self.view.workers) > 1:
             self._control.fail(EvictedError(reason))
+            self._control.links.close()  # or the others would wait for this process until its next call
 
     def stepped(self, gradient_bytes: int) -> None:
         """Say that a step of training was made. Who joins gets the state now, if it waits for one (`get_state`).

@@ -497,14 +497,19 @@ def test_a_step_that_is_committed_is_made_although_its_block_raises(raises: str)
         torch.testing.assert_close(seen[0][number], seen[1][number])
 
 
-@pytest.mark.parametrize("during", ["the reduction", "the agreement"])
+@pytest.mark.parametrize("during", ["the reduction", "the agreement", "the use of its result"])
 def test_who_survives_ctrl_c_in_a_meeting_joins_again_and_the_others_go_on(
     during: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size, where, ended = 3, register(), threading.Event()
     seen: list[dict[int, torch.Tensor]] = [{} for _ in range(size)]
     presses: list[threading.Thread] = []
-    place, name = (steps, "_end") if during == "the reduction" else (Steps, "_exchange")
+    where_it_is: dict[str, tuple[Any, str]] = {
+        "the reduction": (steps, "_end"),
+        "the agreement": (Steps, "_exchange"),
+        "the use of its result": (LocalSGD, "_apply"),
+    }
+    place, name = where_it_is[during]
     real = getattr(place, name)
 
     def pressed(*arguments: Any) -> Any:
@@ -531,6 +536,8 @@ def test_who_survives_ctrl_c_in_a_meeting_joins_again_and_the_others_go_on(
             presses.append(threading.current_thread())
             with pytest.raises(KeyboardInterrupt):
                 step_once(network, inner, algorithm)
+            enough = len(seen[1]) + 4
+            wait_until(lambda: len(seen[1]) >= enough)  # with no further call of this one
             enough = len(seen[0]) + 4
             wait_until(lambda: len(seen[0]) >= enough or step())
             wait_until(lambda: len(group.view.workers) == size or step())

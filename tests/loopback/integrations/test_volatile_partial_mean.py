@@ -360,7 +360,7 @@ def test_gradients_that_are_changed_once_they_are_averaged_are_refused_but_by_ho
     with algorithm.join(register(), name="member", settings=SETTINGS):
         for spoil in (clip, inner.zero_grad):
             step(lambda: None)
-            with pytest.raises(MisuseError, match=r"clip them in a hook \(`optimizer"):
+            with pytest.raises(MisuseError, match=r"clip them in a hook of this optimizer \(`optimizer"):
                 step(spoil)
 
 
@@ -410,3 +410,20 @@ def test_a_parameter_of_the_optimizers_that_was_not_given_is_told() -> None:
         learn(network, inner, 0)
         with pytest.raises(MisuseError, match="make both of the same parameters"), algorithm.step():
             inner.step()
+
+
+def test_an_optimizer_whose_step_is_wrapped_twice_may_clip_in_its_hook() -> None:
+    """torch wraps the `step` of each class that was made once, and a class calls its parent's."""
+
+    class Own(torch.optim.AdamW):
+        def step(self, closure: Any = None) -> Any:
+            return super().step(closure)
+
+    torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
+    network = model()
+    inner = Own(network.parameters(), lr=1e-2)
+    inner.register_step_pre_hook(lambda *_: torch.nn.utils.clip_grad_norm_(network.parameters(), 0.1) and None)
+    algorithm, before = PartialMean(network.parameters(), optimizer=inner), flat(network)
+    with algorithm.join(register(), name="member", settings=SETTINGS):
+        step_once(network, inner, algorithm)
+    assert not torch.equal(flat(network), before)

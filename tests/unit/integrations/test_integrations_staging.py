@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from lazy_gpu import GpuTensor, LazyGpu, StuckError
+from lazy_gpu import BusyError, GpuTensor, LazyGpu, StuckError
 from patience import wait_until
 
 from hive_qos.errors import MisuseError
@@ -179,25 +179,36 @@ def test_a_finished_bucket_does_not_wait_for_the_gradients_of_the_next(gpu: Lazy
 
 
 def test_waiting_for_a_gpu_that_is_never_so_far_ends_when_nobody_waits_any_more(gpu: LazyGpu) -> None:
-    class Event:
-        """Of a stream in which something hangs."""
-
-        asked = 0
-
-        def query(self) -> bool:
-            self.asked += 1
-            return False
+    def hang() -> None:
+        raise BusyError
 
     def check() -> None:
-        if event.asked == 4:
-            raise StuckError
+        raise StuckError
 
-    event = Event()
+    gpu.caller.do(hang)
     staged = Staged(zeros(), read=True, write=True)
     staged.check = check
     with pytest.raises(StuckError):
-        staged.wait(event)
-    assert event.asked == 4
+        staged.until_ready()
+
+
+def test_a_copy_back_that_was_begun_ends_before_anybody_is_told_of_an_error(gpu: LazyGpu) -> None:
+    def hang() -> None:
+        raise BusyError
+
+    def check() -> None:
+        raise StuckError
+
+    first, second = zeros(), zeros()
+    good = Staged(first, read=False, write=True)
+    gpu.caller.do(hang)
+    late = Staged(second, read=False, write=True)
+    for one in (good, late):
+        one.memory.fill_(3)
+        one.check = check
+    with pytest.raises(StuckError):
+        finish_all([good, late])
+    assert first.values.eq(3).all()
 
 
 def test_a_large_tensor_is_there_piece_by_piece_and_the_first_does_not_wait_for_the_last(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hive_qos.errors import MisuseError
 from integrations.volatile import A2CiD2, AsyncDiLoCo, DiLoCo, LocalSGD, StreamingDiLoCo, strided
 from integrations.volatile.algorithm import Algorithm, GlobalAlgorithm
-from integrations.volatile.fragments import Fragment, balanced, cut, trainable
+from integrations.volatile.fragments import Fragment, balanced, cut, digest_of, trainable
 
 
 def model(dtype: torch.dtype = torch.float32) -> torch.nn.Sequential:
@@ -144,3 +144,12 @@ NO_NUMBER: Any = "3"
 def test_wrong_arguments_are_named(wrong: Callable[[torch.nn.Module], Algorithm], reason: str) -> None:
     with pytest.raises(MisuseError, match=reason):
         wrong(model())
+
+
+def test_models_are_told_apart_by_frozen_parameters_of_any_layout() -> None:
+    eye = torch.eye(4)
+    odd = [eye.diagonal(), eye[:, 0].expand(3, 4), eye.to_sparse(), torch.ones(2, device="meta"), eye.cfloat().conj()]
+    digests = [digest_of([one], values=True) for one in odd]
+    assert len(set(digests)) == len(odd)
+    assert digest_of([eye.diagonal()], values=True) == digest_of([torch.ones(4)], values=True)
+    assert digest_of([torch.zeros(4)], values=True) != digests[0]
