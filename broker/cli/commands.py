@@ -37,7 +37,6 @@ COMMANDS: Final[Mapping[str, str]] = {
     "replay": "broker.cli.broker_command:replay",
     "doctor": "broker.cli.doctor.doctor_command:doctor",
     "job": "broker.cli.show.job_command:job",
-    "tapes": "broker.cli.show.tapes_command:tapes",
     "explain-collective": "broker.cli.explain_command:explain_collective",
     "ca": "broker.cli.ca:app",
 }

@@ -1,4 +1,4 @@
-"""What one member of a volatile group tells of itself: to its tape, and to who asks at its socket.
+"""What one member of a volatile group tells of itself to who asks at its socket.
 
 `saw` is called with each new state of the commit's core. The rest looks at the latest one, and takes no lock.
 """
@@ -14,7 +14,6 @@ from transport.settings import Settings
 from transport.volatile.links.mesh import Mesh
 from transport.volatile.links.traffic import Traffic
 from transport.volatile.protocol.commit import State
-from transport.volatile.record.tape import Tape
 
 COMMITS_KEPT = 8
 """As many as somebody reads."""
@@ -26,7 +25,7 @@ class MemberReport:
 
     Args:
         state: of the member at its start.
-        settings: whether it listens, and where its tape goes.
+        settings: whether it listens.
         mesh: its present connections.
         waits: what keeps its next step from beginning; "" where nothing does.
     """
@@ -40,7 +39,6 @@ class MemberReport:
         self._entered_s = time.time()
         self._traffic = Traffic()
         self._commits: deque[dict[str, object]] = deque(maxlen=COMMITS_KEPT)
-        self._tape = Tape(settings.tape, job=job, state=state) if settings.tape else None
         self._socket: MemberSocket | None = None
         if settings.inspect:
             self._socket = MemberSocket(job=job, name=state.me.name, answer=self._answer)
@@ -55,8 +53,6 @@ class MemberReport:
             self._entered_s = time.time()
         if state.committed > before.committed or state.view.epoch > before.view.epoch:
             self._traffic.look(self._mesh().group)  # those of the view before: a new one may bring others
-        if self._tape is not None:
-            self._tape.saw(state)
 
     def stepped(self, gradient_bytes: int) -> None:
         """Its caller has made a step of training, of a model with so many bytes of gradients."""
@@ -88,11 +84,9 @@ class MemberReport:
         }
 
     def close(self) -> None:
-        """Take the socket away and end the tape. Idempotent."""
+        """Take the socket away. Idempotent."""
         if self._socket is not None:
             self._socket.close()
-        if self._tape is not None:
-            self._tape.close()
 
     def _answer(self, want: str, limit_s: float) -> Mapping[str, object]:
         mesh, view = self._mesh(), self._state.view
