@@ -303,7 +303,7 @@ class PeerChannel:
 
     def _send(self, connection: Connection, message: wire.Message, now_s: float) -> None:
         connection.used_s = now_s
-        self._carrier.send(connection.number, message)
+        self._carrier.send(connection.number, message, now_s=now_s)
 
     def _deny(self, connection: Connection, number: int, refusal: wire.Refusal, text: str, now_s: float) -> None:
         """Answer an ask that no decision needs to look at."""
@@ -327,7 +327,8 @@ class PeerChannel:
     # --- keeping house -------------------------------------------------------------------------------------------
 
     def _keep_house(self, now_s: float) -> None:
-        """What is due with the ticks: read on, end what has moved or has served."""
+        """What is due with the ticks: read on, cancel what is late, end what has moved or has served."""
+        self._carrier.cancel_late(now_s=now_s)
         self._reading.go_on(self._carrier.post, now_s=now_s)
         measured = self._carrier.measured()
         for connection in self._connections:

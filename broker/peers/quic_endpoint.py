@@ -101,6 +101,7 @@ class QuicEndpoint:
     def _open(self, identity: ConfiguredIdentity) -> None:
         self.addresses = certified_addresses(identity)
         self._events: deque[Event] = deque()  # of this engine: one that was closed before has its own
+        self._sent: deque[tuple[int, float]] = deque()  # operations, and when each was sent
         with ExitStack() as undo:
             sock = undo.enter_context(open_socket(self._settings.listen))
             if self._mark is not None:
@@ -136,14 +137,19 @@ class QuicEndpoint:
             return self._engine.connect(self._endpoint, (address, self._port), expected_peer=None)
         return None
 
-    def send(self, connection: int, message: wire.Message) -> None:
+    def send(self, connection: int, message: wire.Message, *, now_s: float) -> None:
         """Send a message before everything else that goes to that peer."""
         payload = wire.write(message)
         header = Header(kind=_KEY.kind, group=_KEY.group, length=len(payload))
         with suppress(MisuseError):
-            self._engine.send(
-                connection, header, memoryview(payload), priority=Priority.CONTROL, deadline_s=MESSAGE_VALID_S
-            )
+            operation = self._engine.send(connection, header, memoryview(payload), priority=Priority.CONTROL)
+            self._sent.append((operation, now_s))
+
+    def cancel_late(self, *, now_s: float) -> None:
+        """Cancel the messages that could not be sent for `MESSAGE_VALID_S`; call it every tick."""
+        while self._sent and now_s - self._sent[0][1] >= MESSAGE_VALID_S:
+            with suppress(MisuseError):
+                self._engine.cancel(self._sent.popleft()[0])
 
     def post(self, peer: str) -> int | None:
         """Take one more message of a peer; the operation that ends with it."""

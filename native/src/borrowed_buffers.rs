@@ -99,10 +99,9 @@ impl Span {
     }
 }
 
-/// A payload lent for sending. `acknowledged` counts what the peer has.
+/// A payload lent for sending.
 pub struct Payload {
     span: Span,
-    pub acknowledged: AtomicU64,
 }
 
 impl Payload {
@@ -118,10 +117,7 @@ impl Payload {
     }
 
     pub fn of(span: Span) -> Arc<Self> {
-        Arc::new(Self {
-            span,
-            acknowledged: AtomicU64::new(0),
-        })
+        Arc::new(Self { span })
     }
 
     pub fn len(&self) -> usize {
@@ -178,9 +174,7 @@ impl AsRef<[u8]> for Piece {
 
 impl Drop for Piece {
     fn drop(&mut self) {
-        let taken = self.taken.load(Ordering::Relaxed);
-        self.payload.acknowledged.fetch_add(taken, Ordering::Relaxed);
-        self.scheduler.give_back(self.level, taken);
+        self.scheduler.give_back(self.level, self.taken.load(Ordering::Relaxed));
     }
 }
 

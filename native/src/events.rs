@@ -33,28 +33,21 @@ pub enum Failure {
         reason: String,
         code: u64,
     },
-    TimedOut {
-        peer: String,
-        timeout_s: f64,
-        bytes_done: u64,
-        bytes_total: u64,
-    },
     Cancelled(String),
     /// The peer has ended what the message is of.
     Discarded(String),
 }
 
 impl Failure {
-    /// Why, in words, where there are any.
-    pub fn reason(&self) -> Option<&str> {
+    /// Why, in words.
+    pub fn reason(&self) -> &str {
         match self {
             Self::Lost { reason, .. }
             | Self::Silent { reason, .. }
             | Self::Gone { reason, .. }
             | Self::Peer { reason, .. }
             | Self::Cancelled(reason)
-            | Self::Discarded(reason) => Some(reason),
-            Self::TimedOut { .. } => None,
+            | Self::Discarded(reason) => reason,
         }
     }
 

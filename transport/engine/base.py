@@ -366,26 +366,15 @@ class Engine(abc.ABC):
         """Dial. Ends in `ConnectionUp` or `ConnectionDown` with the returned attempt; `expected_peer` must match."""
 
     @abc.abstractmethod
-    def send(
-        self,
-        connection: int,
-        header: Header,
-        payload: Buffer | None,
-        *,
-        priority: Priority,
-        deadline_s: float | None = None,
-    ) -> int:
+    def send(self, connection: int, header: Header, payload: Buffer | None, *, priority: Priority) -> int:
         """Send one message on a stream of its own.
 
         Args:
             header: its `length` must be the payload's.
             payload: borrowed until this operation's event.
-            deadline_s: seconds from now, 0 to 1e9, after which the stream is reset and the operation fails with
-                `TimedOutError`; at once with 0. None: no deadline.
 
         Raises:
-            MisuseError: the header cannot be written or does not fit the payload, or the deadline is no such number:
-                infinite, not a number (nan), or past (negative).
+            MisuseError: the header cannot be written or does not fit the payload.
         """
 
     @abc.abstractmethod

@@ -23,7 +23,7 @@ from typing import Any
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from hive_qos.errors import CancelledError, ConnectionLostError, MisuseError, PeerError, TimedOutError, TransportError
+from hive_qos.errors import CancelledError, ConnectionLostError, MisuseError, PeerError, TransportError
 from transport.engine import admission
 from transport.engine.base import (
     DEAD_AFTER_S,
@@ -51,7 +51,6 @@ from transport.engine.validation import (
     check_settings,
     check_socket,
     check_taken,
-    deadline_of,
     dialled,
     endpoint_numbered,
     flat,
@@ -224,20 +223,11 @@ class NativeEngine(Engine):
         check_taken(taken)
         return attempt
 
-    def send(
-        self,
-        connection: int,
-        header: Header,
-        payload: Buffer | None,
-        *,
-        priority: Priority,
-        deadline_s: float | None = None,
-    ) -> int:
+    def send(self, connection: int, header: Header, payload: Buffer | None, *, priority: Priority) -> int:
         self._check_open()
-        deadline_s = deadline_of(deadline_s)
         prefix, data = message_of(header, payload, encode=_encoded)
         operation = next(self._numbers)
-        check_taken(self._core.send(operation, connection, prefix, data, level_of(priority), deadline_s))
+        check_taken(self._core.send(operation, connection, prefix, data, level_of(priority)))
         return operation
 
     def post(self, peer: str, key: MatchKey, buffer: Buffer | None) -> int:
@@ -423,8 +413,6 @@ def _error(failure: tuple[Any, ...]) -> TransportError:
             return ConnectionLostError(peer, reason)
         case "peer", peer, reason, code:
             return PeerError(peer, reason, wire_code=code)
-        case "timed-out", peer, timeout_s, done, total:
-            return TimedOutError(f"sending to {peer}", timeout_s=timeout_s, bytes_done=done, bytes_total=total)
         case "cancelled", reason:
             return CancelledError(reason)
         case _:

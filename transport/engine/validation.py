@@ -5,7 +5,6 @@ Knows no QUIC stack. Whom the network brings is `admission`'s business.
 
 from __future__ import annotations
 
-import numbers
 import os
 import socket
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -26,7 +25,6 @@ from transport.wire.header import Header, MatchKey, check_key, check_types, enco
 E = TypeVar("E")
 DATAGRAM_BYTES_MIN, DATAGRAM_BYTES_MAX = 1200, 65000
 """QUIC asks the first of every path (RFC 9000 14); no UDP datagram is much longer than the second."""
-DEADLINE_S_MAX = 1e9
 """Thirty years, which every clock and timer below can add to its time."""
 CONTROL_STREAM_LEVEL = 0
 """In which order streams are served; the priorities follow (`level_of`)."""
@@ -206,21 +204,6 @@ def key_of(key: MatchKey) -> MatchKey:
     except WireError as error:
         raise MisuseError(f"a key that no message can have: {error.reason}") from error
     return key
-
-
-def deadline_of(deadline_s: float | None) -> float | None:
-    """Seconds until a send's deadline; None where it has none.
-
-    Raises:
-        MisuseError: not a number from 0 to `DEADLINE_S_MAX`.
-    """
-    if deadline_s is None:
-        return None
-    known = isinstance(deadline_s, numbers.Real) and not isinstance(deadline_s, bool)
-    if not (known and 0 <= deadline_s <= DEADLINE_S_MAX):
-        said = repr(deadline_s)[:60]
-        raise MisuseError(f"a deadline must be a number from 0 to {DEADLINE_S_MAX:g} s, or None; this is {said}")
-    return float(deadline_s)
 
 
 def level_of(priority: Priority) -> int:

@@ -356,7 +356,6 @@ impl InFlight {
             header: Bytes::from(header),
             payload: if copied { run.copy(step) } else { run.payload(step) },
             level: run.call.level,
-            deadline: None,
         };
         if copied {
             self.unacknowledged.keep(sending, &message);

@@ -69,7 +69,6 @@ impl Unacknowledged {
             header: kept.header.clone(),
             payload: kept.payload.clone(),
             level: kept.level,
-            deadline: None,
         })
     }
 

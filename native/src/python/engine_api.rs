@@ -270,8 +270,7 @@ impl Core {
     }
 
     /// Whether it is taken.
-    #[pyo3(signature = (operation, connection, header, payload, level, deadline_s))]
-    #[expect(clippy::too_many_arguments, reason = "what a message is")]
+    #[pyo3(signature = (operation, connection, header, payload, level))]
     fn send(
         &self,
         py: Python<'_>,
@@ -280,18 +279,14 @@ impl Core {
         header: Vec<u8>,
         payload: Option<PyBuffer<u8>>,
         level: usize,
-        deadline_s: Option<f64>,
-    ) -> PyResult<bool> {
-        // Before the payload is lent: from then on only the event thread lets go of it.
-        let deadline = deadline_s.map(seconds).transpose()?;
+    ) -> bool {
         let message = Message {
             operation,
             header: Bytes::from(header),
             payload: payload.map(|buffer| Payload::new(buffer, self.engine.context.events.clone())),
             level,
-            deadline,
         };
-        Ok(py.detach(|| self.engine.send(connection, message)))
+        py.detach(|| self.engine.send(connection, message))
     }
 
     /// `key` is kind, group, step, bucket, tag. Whether it is taken.

@@ -179,12 +179,6 @@ fn tell_failure(py: Python<'_>, failure: Failure) -> PyResult<Bound<'_, PyTuple>
         Failure::Silent { peer, reason } => ("silent", peer, reason).into_pyobject(py),
         Failure::Gone { peer, reason } => ("gone", peer, reason).into_pyobject(py),
         Failure::Peer { peer, reason, code } => ("peer", peer, reason, code).into_pyobject(py),
-        Failure::TimedOut {
-            peer,
-            timeout_s,
-            bytes_done,
-            bytes_total,
-        } => ("timed-out", peer, timeout_s, bytes_done, bytes_total).into_pyobject(py),
         Failure::Cancelled(reason) | Failure::Discarded(reason) => ("cancelled", reason).into_pyobject(py),
     }
 }

@@ -56,7 +56,7 @@ impl PeerSession {
 
     /// Close for a reason of ours.
     pub fn close(&self, code: u64, failure: Failure) {
-        let reason = failure.reason().unwrap_or_default().to_owned();
+        let reason = failure.reason().to_owned();
         self.note_failure(failure);
         self.unwanted.notify_one(); // where it still shakes hands
         self.say_close(code, &reason);
@@ -179,7 +179,7 @@ impl PeerSession {
             (None, Some(Ended::Quic(ConnectionError::TimedOut))) => lost("nothing heard for too long".to_owned()),
             (None, Some(Ended::Quic(other))) => lost(format!("QUIC ended: {other}")),
         };
-        let reason = match failure.as_ref().and_then(Failure::reason) {
+        let reason = match failure.as_ref().map(Failure::reason) {
             Some(reason) => reason,
             None if state.closed_here => "the connection was closed here",
             None => "the peer said goodbye",

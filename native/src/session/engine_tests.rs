@@ -8,7 +8,6 @@ use bytes::Bytes;
 use super::*;
 use crate::congestion::path_measurement::PathMeasurement;
 use crate::session::peer_session::Setup;
-use crate::session::transmit;
 use crate::testing::fixtures;
 
 const OPERATION: u64 = 7;
@@ -40,13 +39,12 @@ fn connect(engine: &Arc<Engine>, thread: &Thread) -> Arc<PeerSession> {
     session
 }
 
-fn message(header: Bytes, deadline: Option<Duration>) -> Message {
+fn message(header: Bytes) -> Message {
     Message {
         operation: OPERATION,
         header,
         payload: None,
         level: 1,
-        deadline,
     }
 }
 
@@ -99,7 +97,7 @@ fn a_send_that_close_overtakes_is_let_go_of_before_its_end_can_be_told() {
         engine: engine.clone(),
         held: held.clone(),
     };
-    assert!(engine.send(session.number, message(Bytes::from_owner(watched), None)));
+    assert!(engine.send(session.number, message(Bytes::from_owner(watched))));
     assert!(
         held.load(Ordering::SeqCst),
         "`let_go` might have told its end while it was still lent"
@@ -116,27 +114,4 @@ fn a_send_that_close_overtakes_is_let_go_of_before_its_end_can_be_told() {
         )
     });
     assert_eq!(ends.count(), 1);
-}
-
-#[test]
-fn a_deadline_of_no_time_has_passed_before_the_send_begins() {
-    let (engine, thread) = start();
-    let session = connect(&engine, &thread);
-    session.stage.send_replace(Stage::Ended); // what begins on it is lost at once
-    let (_abort, aborted) = oneshot::channel();
-    let send = transmit::send(session, message(Bytes::new(), Some(Duration::ZERO)), aborted);
-    thread.handle.block_on(send);
-    let told = engine.context.events.drain();
-    let [
-        Event::Failed {
-            operation: OPERATION,
-            failure,
-        },
-    ] = &told[..]
-    else {
-        panic!("{} events, none of which may be its end", told.len());
-    };
-    assert!(matches!(failure, Failure::TimedOut { .. }), "{failure:?}");
-    thread.end().join().unwrap();
-    engine.let_go();
 }

@@ -2,9 +2,8 @@
 
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::task::Poll;
-use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 use quinn_proto::VarInt;
@@ -29,7 +28,6 @@ pub struct Message {
     pub header: Bytes,
     pub payload: Option<Arc<Payload>>,
     pub level: usize,
-    pub deadline: Option<Duration>,
 }
 
 /// How a send came to its end.
@@ -38,7 +36,6 @@ enum End {
     Stopped(VarInt),
     Lost,
     Aborted(Failure),
-    Late,
 }
 
 /// Open the control stream and say hello; it stays open as long as the connection.
@@ -61,23 +58,11 @@ pub async fn send(session: Arc<PeerSession>, message: Message, abort: oneshot::R
     let _sending = session.sends.enter();
     let message = message; // let go of before `_sending`, also in a panic
     let mut way = None;
-    let deadline = async {
-        match message.deadline {
-            Some(after) if after.is_zero() => {} // at once: a timer lets the message begin first
-            Some(after) => tokio::time::sleep(after).await,
-            None => std::future::pending().await,
-        }
-    };
     let end = tokio::select! {
         biased;
         Ok(failure) = abort => End::Aborted(failure),
-        () = deadline => End::Late,
         end = drive(&session, &message, &mut way) => end,
     };
-    let done = message
-        .payload
-        .as_ref()
-        .map_or(0, |payload| payload.acknowledged.load(Ordering::Relaxed));
     let mut give_up = |code: VarInt| {
         match &mut way {
             Some(Way::Stream(stream)) => stream.reset(code), // the stack lets go of the payload here
@@ -99,15 +84,6 @@ pub async fn send(session: Arc<PeerSession>, message: Message, abort: oneshot::R
         End::Aborted(failure) => {
             give_up((Code::Cancelled as u32).into());
             Some(failure)
-        }
-        End::Late => {
-            give_up((Code::DeadlinePassed as u32).into());
-            Some(Failure::TimedOut {
-                peer: session.peer().to_string(),
-                timeout_s: message.deadline.unwrap_or_default().as_secs_f64(),
-                bytes_done: done,
-                bytes_total: message.header.len() as u64 + message.payload.as_ref().map_or(0, |one| one.len() as u64),
-            })
         }
     };
     drop(way);
@@ -154,12 +130,8 @@ async fn share(session: &Arc<PeerSession>, message: &Message, link: Arc<Link>, w
         unreachable!("it was put there just now");
     };
     session.context.faults.here("send");
-    let nothing = AtomicU64::new(0);
-    let (payload, sent) = match &message.payload {
-        Some(payload) => (payload.bytes(), &payload.acknowledged),
-        None => (&[][..], &nothing),
-    };
-    match outgoing.send(message.level, &message.header, payload, sent).await {
+    let payload = message.payload.as_ref().map_or(&[][..], |payload| payload.bytes());
+    match outgoing.send(message.level, &message.header, payload).await {
         Ok(()) => End::Done,
         Err(Unsent::Stopped(code)) => End::Stopped(code.into()),
         Err(Unsent::Lost) => End::Lost,

@@ -20,7 +20,6 @@ use crate::udp::socket::Socket;
 const OPERATION: u64 = 7;
 /// What the peer takes of a message before it has read some of it.
 const CREDIT_BYTES: u32 = 1 << 16;
-const DEADLINE: Duration = Duration::from_millis(200);
 static LONG: [u8; 1 << 20] = [7; 1 << 20];
 
 #[test]
@@ -101,18 +100,12 @@ impl Up {
     }
 
     /// Send so many bytes, of which the peer takes as much as `act` does: how that ended.
-    async fn send(
-        &self,
-        bytes: usize,
-        deadline: Option<Duration>,
-        act: impl AsyncFnOnce(&Self, oneshot::Sender<Failure>),
-    ) -> Option<Failure> {
+    async fn send(&self, bytes: usize, act: impl AsyncFnOnce(&Self, oneshot::Sender<Failure>)) -> Option<Failure> {
         let message = Message {
             operation: OPERATION,
             header: Bytes::from_static(&LONG[..bytes]),
             payload: None,
             level: 1,
-            deadline,
         };
         let (abort, aborted) = oneshot::channel();
         let mut send = pin!(send(self.session.clone(), message, aborted));
@@ -137,20 +130,18 @@ impl Up {
 #[tokio::test]
 async fn a_send_tells_how_it_ended() {
     let up = Up::new().await;
-    let end = up.send(1000, None, async |up, _abort| up.read().await).await;
+    let end = up.send(1000, async |up, _abort| up.read().await).await;
     assert!(end.is_none(), "all at once: {end:?}");
-    let end = up.send(LONG.len(), None, async |up, _abort| up.read().await).await;
+    let end = up.send(LONG.len(), async |up, _abort| up.read().await).await;
     assert!(end.is_none(), "finished: {end:?}");
     let stop = async |up: &Up, _abort| up.peer.accept_uni().await.unwrap().stop(7u32.into());
-    let end = up.send(LONG.len(), None, stop).await;
+    let end = up.send(LONG.len(), stop).await;
     assert!(matches!(end, Some(Failure::Peer { .. })), "stopped: {end:?}");
     let abort = async |_: &Up, abort: oneshot::Sender<Failure>| {
         abort.send(Failure::Cancelled(String::new())).unwrap();
     };
-    let end = up.send(LONG.len(), None, abort).await;
+    let end = up.send(LONG.len(), abort).await;
     assert!(matches!(end, Some(Failure::Cancelled(_))), "aborted: {end:?}");
-    let end = up.send(LONG.len(), Some(DEADLINE), async |_, _abort| {}).await;
-    assert!(matches!(end, Some(Failure::TimedOut { .. })), "late: {end:?}");
     up.thread.end().join().unwrap();
     up.engine.let_go();
 }

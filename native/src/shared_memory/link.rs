@@ -334,19 +334,17 @@ impl Outgoing {
         }
     }
 
-    /// Send a message, and wait until the peer has read it. `sent` counts the bytes of its payload.
-    pub async fn send(&mut self, level: usize, header: &[u8], payload: &[u8], sent: &AtomicU64) -> Result<(), Unsent> {
+    /// Send a message, and wait until the peer has read it.
+    pub async fn send(&mut self, level: usize, header: &[u8], payload: &[u8]) -> Result<(), Unsent> {
         let link = self.link.clone();
         let mut opening = Some(link.openings.enter(level, 1, false).await);
         let mut turn = self.turn(level).await;
         loop {
             let changed = link.changed.notified();
-            let before = self.written;
             let progress = self.advance(header, payload);
             if self.number.is_some() {
                 drop(opening.take());
             }
-            sent.fetch_add((self.written - before) as u64, Relaxed);
             match progress? {
                 Progress::Whole(read) => {
                     drop(turn);

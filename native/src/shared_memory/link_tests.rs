@@ -47,9 +47,8 @@ async fn read(link: &Arc<Link>, reader: &mut Reader, until: Kind) -> Vec<(Kind, 
 async fn what_is_not_asked_for_waits_until_it_is_accepted_and_a_send_ends_when_it_was_read() {
     let [(from, mut answers), (to, mut reader)] = sides();
     let payload = vec![7; 5 * RING_BYTES];
-    let sent = AtomicU64::new(0);
     let mut outgoing = Outgoing::new(from.clone());
-    let send = outgoing.send(3, b"header", &payload, &sent);
+    let send = outgoing.send(3, b"header", &payload);
     let receive = async {
         let first = read(&to, &mut reader, Kind::Data).await;
         assert_eq!(first, [(Kind::Begin, 6), (Kind::Data, EAGER_BYTES as usize)]);
@@ -75,17 +74,16 @@ async fn what_is_not_asked_for_waits_until_it_is_accepted_and_a_send_ends_when_i
         tokio::select! { ended = both => ended, () = answered => unreachable!() }
     });
     assert!(ended.await.expect("it does not hang").is_ok());
-    assert_eq!(sent.load(Relaxed), payload.len() as u64);
+    assert_eq!(from.sent_bytes.load(Relaxed), payload.len() as u64);
 }
 
 #[tokio::test]
 async fn a_send_that_is_dropped_half_way_is_reset_and_one_that_had_not_begun_is_not() {
     let [(from, _answers), (to, mut reader)] = sides();
     let payload = [7; 2 * EAGER_BYTES as usize];
-    let sent = AtomicU64::new(0);
     {
         let mut outgoing = Outgoing::new(from.clone());
-        let mut send = pin!(outgoing.send(3, b"header", &payload, &sent));
+        let mut send = pin!(outgoing.send(3, b"header", &payload));
         assert!(timeout(Duration::ZERO, &mut send).await.is_err());
     }
     drop(Outgoing::new(from.clone()));
@@ -98,12 +96,11 @@ async fn a_send_that_is_dropped_half_way_is_reset_and_one_that_had_not_begun_is_
 #[tokio::test]
 async fn what_the_peer_has_not_read_is_lost_with_the_link_and_what_it_has_is_sent() {
     let [(from, _answers), (to, mut reader)] = sides();
-    let sent = AtomicU64::new(0);
     let mut messages = [Outgoing::new(from.clone()), Outgoing::new(from.clone())];
     let [first, second] = &mut messages;
     let (mut first, mut second) = (
-        pin!(first.send(3, b"header", b"first", &sent)),
-        pin!(second.send(3, b"header", b"second", &sent)),
+        pin!(first.send(3, b"header", b"first")),
+        pin!(second.send(3, b"header", b"second")),
     );
     assert!(timeout(Duration::ZERO, &mut first).await.is_err());
     assert!(timeout(Duration::ZERO, &mut second).await.is_err());
@@ -112,20 +109,16 @@ async fn what_the_peer_has_not_read_is_lost_with_the_link_and_what_it_has_is_sen
     assert!(first.await.is_ok());
     assert!(matches!(second.await, Err(Unsent::Lost)));
     let mut late = Outgoing::new(from.clone());
-    assert!(matches!(
-        late.send(3, b"header", b"late", &sent).await,
-        Err(Unsent::Lost)
-    ));
+    assert!(matches!(late.send(3, b"header", b"late").await, Err(Unsent::Lost)));
 }
 
 #[tokio::test]
 async fn what_was_half_written_when_the_link_ended_is_not_reset() {
     let [(from, _answers), (to, mut reader)] = sides();
     let payload = [7; 2 * EAGER_BYTES as usize];
-    let sent = AtomicU64::new(0);
     {
         let mut outgoing = Outgoing::new(from.clone());
-        let mut send = pin!(outgoing.send(3, b"header", &payload, &sent));
+        let mut send = pin!(outgoing.send(3, b"header", &payload));
         assert!(timeout(Duration::ZERO, &mut send).await.is_err());
         from.end();
         assert!(matches!(send.await, Err(Unsent::Lost)));

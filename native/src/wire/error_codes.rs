@@ -23,7 +23,6 @@ pub enum Code {
     JobMismatch = 0x25,
     CertificateRevoked = 0x26,
     Cancelled = 0x30,
-    DeadlinePassed = 0x31,
     Discarded = 0x32,
     BufferTooSmall = 0x33,
     TooManyConnections = 0x40,
@@ -32,7 +31,7 @@ pub enum Code {
     CountedAsGone = 0x43,
 }
 
-const NAMES: [(Code, &str); 26] = [
+const NAMES: [(Code, &str); 25] = [
     (Code::NoError, "NO_ERROR"),
     (Code::Internal, "INTERNAL"),
     (Code::ProtocolViolation, "PROTOCOL_VIOLATION"),
@@ -52,7 +51,6 @@ const NAMES: [(Code, &str); 26] = [
     (Code::JobMismatch, "JOB_MISMATCH"),
     (Code::CertificateRevoked, "CERTIFICATE_REVOKED"),
     (Code::Cancelled, "CANCELLED"),
-    (Code::DeadlinePassed, "DEADLINE_PASSED"),
     (Code::Discarded, "DISCARDED"),
     (Code::BufferTooSmall, "BUFFER_TOO_SMALL"),
     (Code::TooManyConnections, "TOO_MANY_CONNECTIONS"),

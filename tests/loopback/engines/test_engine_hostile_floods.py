@@ -102,10 +102,8 @@ def test_a_peer_that_stops_reading_holds_up_only_what_is_for_itself(scene: Scene
     payload = bytearray(64 * 2**20)
     before = resident_bytes()
     sends = [scene.victim.send(to_mallory, payload, tag=tag) for tag in range(20)]
-    late = scene.victim.send(to_mallory, payload, tag=99, deadline_s=0.5)
-    assert scene.mallory.until(lambda: scene.victim.found_outcome(late)).error is not None
     scene.friend_is_heard()
-    scene.mallory.for_a_while(0.2)
+    scene.mallory.for_a_while(0.5)
     assert not [event for event in scene.victim.events if isinstance(event, (SendDone, OperationFailed))]
     assert resident_bytes() - before < 64 * 2**20, "what cannot be sent is not copied"
     for send in sends:

@@ -23,7 +23,7 @@ from engine_support import (
 )
 from patience import most_of, wait_until
 
-from hive_qos.errors import CancelledError, ConnectionLostError, PeerError, TimedOutError
+from hive_qos.errors import CancelledError, ConnectionLostError, PeerError
 from transport.engine.base import EngineSettings, OperationFailed, Priority, Received, SendDone
 from transport.wire.error_codes import WireCode
 from transport.wire.header import Kind
@@ -183,33 +183,6 @@ def test_cancelling_what_has_ended_or_never_began_is_harmless() -> None:
         b.engine.cancel(withdrawn)
         assert isinstance(b.outcome(withdrawn).error, CancelledError)
         a.none(OperationFailed, within_s=0.1)
-
-
-def test_a_deadline_fails_the_send_and_says_how_far_it_came() -> None:
-    settings = EngineSettings(unexpected_bytes_max=2**20)
-    deadlines_s = iter((0.3, 1.0, 5.0))
-    with connected(settings=settings) as (a, _b, up, _):
-
-        def failed() -> TimedOutError:
-            send = a.send(up, bytes(8 * 2**20), deadline_s=next(deadlines_s))  # nobody posts: it cannot get through
-            error = a.outcome(send).error
-            assert isinstance(error, TimedOutError)
-            assert error.bytes_done < error.bytes_total
-            return error
-
-        most_of(failed, lambda error: error.bytes_done > 0, windows=3)  # nothing, where the engine was held up
-
-
-def test_a_deadline_of_no_time_has_passed_before_anything_is_sent() -> None:
-    with connected() as (a, b, up, _):
-        posts = [b.post("a", None, tag=tag) for tag in range(50)]
-        for tag in range(50):
-            error = a.outcome(a.send(up, b"late", tag=tag, deadline_s=0)).error
-            assert isinstance(error, TimedOutError)
-            assert (error.timeout_s, error.bytes_done) == (0, 0)
-        a.send(up, b"behind them", tag=50)
-        assert b.outcome(b.post("a", None, tag=50)).payload == b"behind them"
-        assert not [post for post in posts if b.found_outcome(post) is not None]
 
 
 def test_a_message_longer_than_its_buffer_fails_and_the_connection_lives() -> None:

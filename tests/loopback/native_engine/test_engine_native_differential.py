@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from hive_qos.errors import MisuseError
 from transport.engine import create_engine
-from transport.engine.base import Engine, EngineSettings, Event, OperationFailed, Priority
+from transport.engine.base import Engine, EngineSettings, Event, OperationFailed
 from transport.engine.validation import message_of
 from transport.wire.error_codes import WireError
 from transport.wire.header import Header, Kind, MatchKey, decode_header, encode_header, split_header
@@ -269,23 +269,6 @@ def ends_of(call: Callable[[Engine], int]) -> Any:
 )
 def test_both_engines_take_the_same_keys(key: Any, taken: bool) -> None:
     end = ends_of(lambda engine: engine.post("b", key, None))
-    assert (end == [True]) == taken, end
-
-
-@pytest.mark.parametrize(
-    ("deadline_s", "taken"),
-    [
-        *[(deadline_s, True) for deadline_s in (None, 0, 0.0, 0.5, 1e9, np.float64(2), np.int64(2))],
-        *[(deadline_s, False) for deadline_s in (math.inf, -math.inf, math.nan, -1.0, -1e-9, 1e10, 1e300)],
-        *[(deadline_s, False) for deadline_s in (True, "1", [1.0], np.array([1.0]))],
-    ],
-    ids=repr,
-)
-def test_both_engines_take_the_same_deadlines(deadline_s: Any, taken: bool) -> None:
-    def send(engine: Engine) -> int:
-        return engine.send(1, Header(Kind.CONTROL), None, priority=Priority.CONTROL, deadline_s=deadline_s)
-
-    end = ends_of(send)
     assert (end == [True]) == taken, end
 
 

@@ -16,8 +16,11 @@ from broker.model.reasons import Reason
 from broker.peers.channel import PeerChannel
 from broker.peers.identity import broker_identity
 from broker.peers.listening import split_listen
+from broker.peers.protocol import wire
 from broker.peers.protocol.connections import IDLE_S
 from broker.peers.protocol.outgoing_requests import SHORT_LIFE_S
+from broker.peers.quic_endpoint import MESSAGE_VALID_S
+from transport.engine.base import OperationFailed
 
 __all__ = ["engines", "pytest_generate_tests"]
 Open = Callable[..., Broker]
@@ -241,6 +244,21 @@ def _timed(call: Callable[[], None]) -> float:
     began_s = time.perf_counter()
     call()
     return time.perf_counter() - began_s
+
+
+def test_a_message_that_could_not_be_sent_in_time_is_cancelled(both: tuple[Broker, Broker]) -> None:
+    a, b = both
+    a.reach = [B_HOST]
+    until(lambda: a.connections() and b.connections(), a, b)
+    (connection,) = a.channel._connections
+    carrier, message = a.channel._carrier, wire.Answer(1, False, 0, 0.0, Reason("x", "t" * 500))
+    for number in range(1000):  # b does not tick, and its store is full
+        carrier.send(connection.number, message, now_s=number / 1000)
+    carrier.cancel_late(now_s=MESSAGE_VALID_S)
+    assert len(carrier._sent) == 999, "the first of them is late"
+    assert not carrier._events
+    carrier.cancel_late(now_s=MESSAGE_VALID_S + 1)
+    wait_until(lambda: any(isinstance(event, OperationFailed) for event in carrier._events))
 
 
 @over(EACH[0])

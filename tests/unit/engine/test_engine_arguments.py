@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import socket
@@ -20,7 +19,6 @@ from transport.engine.validation import (
     check_endpoint,
     check_open,
     check_settings,
-    deadline_of,
     dialled,
     endpoint_numbered,
     flat,
@@ -202,19 +200,6 @@ def test_a_name_is_text_that_can_be_written() -> None:
             name_of(wrong)
     with pytest.raises(MisuseError, match=r"a peer's name must be UTF-8; this is '\\ud800'"):
         name_of("\ud800")
-
-
-def test_a_deadline_is_a_number_of_seconds_to_come_or_none() -> None:
-    assert deadline_of(None) is None
-    for said, meant in ((0, 0.0), (1.5, 1.5), (np.float32(0.5), 0.5), (np.int64(3), 3.0), (1e9, 1e9)):
-        seconds = deadline_of(said)
-        assert (seconds, type(seconds)) == (meant, float)
-    for wrong in (math.inf, -math.inf, math.nan, -0.001, 1e10, 10**400):
-        with pytest.raises(MisuseError, match="a deadline"):
-            deadline_of(wrong)
-    for no_number in (True, "1", np.array([1.0])):
-        with pytest.raises(MisuseError, match="a deadline must be a number"):
-            deadline_of(no_number)
 
 
 def test_every_priority_is_served_behind_the_control_stream_and_before_the_next() -> None:

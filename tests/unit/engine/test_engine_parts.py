@@ -5,18 +5,14 @@ The stack is `Stack`, which does what the real one does of what is asked here (`
 
 from __future__ import annotations
 
-import math
 import random
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hive_qos.errors import CancelledError, ConnectionLostError, PeerError, TimedOutError
+from hive_qos.errors import CancelledError, ConnectionLostError, PeerError
 from transport.engine.aioquic.matching import Matcher, Post
-from transport.engine.aioquic.operations import Operations
 from transport.engine.aioquic.receive_streams import PIECES_MAX, Incoming
 from transport.engine.aioquic.send_streams import Outgoing, SendStream
 from transport.engine.base import Event, OperationFailed, Received, UnexpectedMessage
@@ -237,25 +233,6 @@ def test_a_message_that_is_given_up_goes_no_further_and_stops_no_other() -> None
     assert sent == [other]
 
 
-def test_of_a_send_that_has_ended_no_deadline_is_kept() -> None:
-    events: list[Event] = []
-    session: Any = SimpleNamespace(message_bytes_max=100, peer="p", outgoing=outgoing(Stack()))
-    operations = Operations(store_bytes_max=MIB, sessions={1: session}, emit=events.append, clock=lambda: 1000.0)
-    streams = [stream(10, operation=number) for number in range(4)]
-    for one in streams:
-        one.timeout_s = 5.0 + one.operation if one.operation < 3 else math.inf
-        operations.send(1, one)
-    operations.sent(streams[0])
-    assert operations.next_deadline_at() == 1006.0
-    operations.expire(1006.0)
-    assert isinstance(events[-1], OperationFailed)
-    assert isinstance(events[-1].error, TimedOutError)
-    operations.cancel(2)
-    assert operations.next_deadline_at() == math.inf
-    operations.expire(1e9)
-    assert len(events) == 3
-
-
 # Receiving
 
 
@@ -436,11 +413,11 @@ def test_a_reset_fails_the_post_that_the_message_had_taken() -> None:
     desk = Desk()
     desk.post(bytearray(100))
     desk.data(6, wire(bytes(100))[:50], False)
-    desk.channel.on_reset(6, WireCode.DEADLINE_PASSED)
+    desk.channel.on_reset(6, WireCode.CANCELLED)
     (event,) = desk.events
     assert isinstance(event, OperationFailed)
     assert isinstance(event.error, CancelledError)
-    assert "DEADLINE_PASSED" in str(event.error)
+    assert "CANCELLED" in str(event.error)
 
 
 def test_a_reset_of_a_waiting_message_frees_its_memory() -> None:

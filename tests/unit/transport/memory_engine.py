@@ -216,15 +216,7 @@ class MemoryEngine(Engine):
                 engine.put(ConnectionUp(connection, serving, other.node, remote, hello, tried))
             return attempt
 
-    def send(
-        self,
-        connection: int,
-        header: Header,
-        payload: Buffer | None,
-        *,
-        priority: Priority,
-        deadline_s: float | None = None,
-    ) -> int:
+    def send(self, connection: int, header: Header, payload: Buffer | None, *, priority: Priority) -> int:
         with self.network.lock:
             operation = next(self._numbers)
             assert header.length == (0 if payload is None else payload.nbytes)

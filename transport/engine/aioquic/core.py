@@ -81,7 +81,6 @@ class Core(Loop):
                 self._send(endpoint, [])
             if mask & selectors.EVENT_READ:
                 self._read(endpoint)
-        self.operations.expire(self._now)
         self._transmit()
         if self._now - self._ticked_at >= TICK_S:
             self._ticked_at = self._now
@@ -89,7 +88,7 @@ class Core(Loop):
 
     def _next_at(self) -> float:
         times = [session.timer_at for session in self._sessions if session.timer_at is not None]
-        return min([self._ticked_at + TICK_S, self.operations.next_deadline_at(), *times])
+        return min([self._ticked_at + TICK_S, *times])
 
     # Datagrams in
 

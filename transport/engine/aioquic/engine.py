@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import os
 import socket
 import threading
@@ -27,7 +26,6 @@ from transport.engine.validation import (
     check_settings,
     check_socket,
     check_taken,
-    deadline_of,
     flat,
     full_hello,
     handed_over,
@@ -93,24 +91,14 @@ class AioquicEngine(Engine):
         self._do(lambda: self._core.connect(endpoint, remote, expected_peer, attempt))
         return attempt
 
-    def send(
-        self,
-        connection: int,
-        header: Header,
-        payload: Buffer | None,
-        *,
-        priority: Priority,
-        deadline_s: float | None = None,
-    ) -> int:
+    def send(self, connection: int, header: Header, payload: Buffer | None, *, priority: Priority) -> int:
         self._check_open()
-        timeout_s = deadline_of(deadline_s)
         prefix, data = message_of(header, payload)
         stream = SendStream(
             operation=next(self._numbers),
             prefix=prefix,
             payload=data,
             priority=level_of(priority),
-            timeout_s=math.inf if timeout_s is None else timeout_s,
         )
         self._do(lambda: self._core.operations.send(connection, stream))
         return stream.operation

@@ -1,15 +1,14 @@
-"""The messages that somebody waits for: sends under way, posts, their deadlines and their ends. In the engine's thread.
+"""The messages that somebody waits for: sends under way, posts, and their ends. In the engine's thread.
 
-A send ends with its acknowledgement, the peer's refusal, its deadline, a cancel, or its connection; a post with its
+A send ends with its acknowledgement, the peer's refusal, a cancel, or its connection; a post with its
 message, a cancel, or the last connection to its peer. Each ends once, with one event.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 
-from hive_qos.errors import CancelledError, ConnectionLostError, PeerError, TimedOutError, TransportError
+from hive_qos.errors import CancelledError, ConnectionLostError, PeerError, TransportError
 from transport.engine.aioquic.matching import Matcher, Post
 from transport.engine.aioquic.receive_streams import code_name
 from transport.engine.aioquic.send_streams import SendStream
@@ -57,7 +56,6 @@ class Operations:
             self._fail(stream, PeerError(session.peer, reason))
             return
         self._sends[stream.operation] = (session, stream)
-        stream.deadline_at = self._clock() + stream.timeout_s
         session.outgoing.submit(stream)
         session.timer_at = self._clock()
 
@@ -71,7 +69,9 @@ class Operations:
         if operation in self._sends:
             session, stream = self._sends[operation]
             error = CancelledError(f"the send to {session.peer} was cancelled here")
-            self._abandon(session, stream, WireCode.CANCELLED, error)
+            session.outgoing.give_up(stream, WireCode.CANCELLED)
+            session.timer_at = self._clock()
+            self._fail(stream, error)
             return
         for matcher in self._matchers.values():
             if matcher.cancel(operation):
@@ -135,23 +135,7 @@ class Operations:
             if matcher.idle:
                 del self._matchers[session.peer]
 
-    # Time, and the end
-
-    def next_deadline_at(self) -> float:
-        """When a send has to be done; infinite where none has to be."""
-        return min((stream.deadline_at for _, stream in self._sends.values()), default=math.inf)
-
-    def expire(self, now: float) -> None:
-        """Abandon sends whose deadline has passed."""
-        for session, stream in list(self._sends.values()):
-            if stream.deadline_at <= now:
-                error = TimedOutError(
-                    f"sending to {session.peer}",
-                    timeout_s=stream.timeout_s,
-                    bytes_done=stream.fed,
-                    bytes_total=stream.total,
-                )
-                self._abandon(session, stream, WireCode.DEADLINE_PASSED, error)
+    # The end
 
     def fail_all(self, error: TransportError) -> None:
         """The engine ends: every operation does."""
@@ -159,11 +143,6 @@ class Operations:
             self._fail(stream, error)
         for matcher in self._matchers.values():
             matcher.fail_posts(lambda: error)
-
-    def _abandon(self, session: Session, stream: SendStream, code: WireCode, error: TransportError) -> None:
-        session.outgoing.give_up(stream, code)
-        session.timer_at = self._clock()
-        self._fail(stream, error)
 
     def _fail(self, stream: SendStream, error: TransportError) -> None:
         self._sends.pop(stream.operation, None)

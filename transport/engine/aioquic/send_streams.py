@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -39,8 +38,6 @@ class SendStream:
     prefix: bytes
     payload: memoryview | None
     priority: int
-    timeout_s: float = math.inf
-    deadline_at: float = math.inf
     open_ended: bool = False
     stream_id: int = -1
     fed: int = 0
