@@ -1,10 +1,9 @@
 """Point-to-point messages, numbered by sender, receiver and tag: they stay in order whatever the network does.
 
 A message is a head and perhaps a body. The head says dtype and shape. So a receiver that did not expect the message
-can provide memory, and a mismatch is noticed before anything is written. Three ways to send, by size:
+can provide memory, and a mismatch is noticed before anything is written. Two ways to send, by size:
 
-- Up to `INLINE_BYTES`, the head carries the payload, while at most `UNTAKEN_BYTES_MAX` of a group wait for a receiver.
-- Up to `EAGER_BODY_BYTES`, the body leaves at once, while at most `EAGER_BYTES_MAX` of such bodies wait for a receiver.
+- Up to `INLINE_BYTES`, the head carries the payload, while at most `UNTAKEN_BYTES_MAX` wait for a receiver.
 - Beyond that, the body leaves when the receiver asks (rendezvous protocol). The receiver asks when it posts its buffer.
   So what nobody receives yet takes no flow-control credit. Asking before the head has come costs no round trip.
 
@@ -17,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -34,13 +34,10 @@ from transport.wire.dtypes import item_bytes
 from transport.wire.header import U64_MAX, Header, MatchKey
 from transport.work import unforeseen
 
-INLINE_BYTES = 64 * 1024
-EAGER_BODY_BYTES = 2**20
-EAGER_BYTES_MAX = 8 * 2**20
-"""To one peer, of bodies that nobody has asked for: a quarter of the connection's window."""
-UNTAKEN_BYTES_MAX, TAKEN_BYTES = 8 * 2**20, 2**20
-"""To one peer in one group, of payloads in heads that its receives have not taken; it says so each time that so many
-were. Without that bound they would fill the store that all else goes through."""
+INLINE_BYTES = 2**20
+UNTAKEN_BYTES_MAX, TAKEN_BYTES = 16 * 2**20, 2**20
+"""To one peer in all groups, of payloads in heads that its receives have not taken; it says so each time that so many
+were. Without that bound they would fill the store that all else goes through: a quarter of it."""
 TAG_MAX = 2**40 - 1
 
 
@@ -83,9 +80,9 @@ class P2PEngine:
         self._unexpected: set[tuple[int, MatchKey]] = set()
         self._asks = Asks(endpoint)
         self._bodies: dict[tuple[int, MatchKey], P2POp] = {}  # under way, as they were asked for
-        self._eager: dict[tuple[int, MatchKey], Ticket] = {}  # sent unasked; each waits to be asked for all the same
-        self._eager_bytes: dict[int, int] = {}
         self._inline: dict[tuple[str, int], _Inline] = {}  # by group and rank
+        self._untaken_bytes: Counter[int] = Counter()  # by rank, over all groups: sent to it
+        self._unsaid_bytes: Counter[int] = Counter()  # and taken of what it sent
 
     def send(self, op: P2POp, rank: int, view: TensorView, *, priority: Priority, order: int) -> None:
         """Send a view to a rank."""
@@ -104,7 +101,7 @@ class P2PEngine:
                 if op.payload is not None:
                     self._send_part(op, rank, body, op.payload.data, priority=priority, order=(order, 1))
 
-            self._send_when_asked(op, rank, number, view.data.nbytes, send_body)
+            self._send_when_asked(op, rank, number, send_body)
         op.void = lambda: self._send_void(op, rank, number, inline=inline)
 
     def receive(self, op: P2POp, rank: int | None) -> None:
@@ -146,7 +143,9 @@ class P2PEngine:
         """What a rank says that it has taken of a group's payloads in heads, since its first one."""
         inline = self._inline.get((group, rank))
         if inline is not None:
-            inline.gone = max(inline.gone, min(total, inline.sent))
+            gone = max(inline.gone, min(total, inline.sent))
+            self._untaken_bytes[rank] -= gone - inline.gone
+            inline.gone = gone
 
     def gone(self) -> None:
         """Some rank is gone: those who take from anybody fail when nobody is left in their group."""
@@ -216,31 +215,34 @@ class P2PEngine:
         self._endpoint.discard(wire, 0)  # what comes from now on is of another group of that name
         for numbers in (self._sent, self._taken):
             numbers.forget(lambda key: key[0] == group)
-        for part in [one for one in self._eager if one[1].group == wire]:
-            self._not_asked(part)
         self._unexpected -= {part for part in self._unexpected if part[1].group == wire}
         self._asks.forget(wire)
         self._any_source.forget(group)
         for key in [one for one in self._inline if one[0] == group]:
-            del self._inline[key]
+            inline, rank = self._inline.pop(key), key[1]
+            self._untaken_bytes[rank] -= inline.sent - inline.gone
+            self._unsaid_bytes[rank] -= inline.taken - inline.said
 
     def _goes_inline(self, group: str, rank: int, size: int) -> bool:
         """Whether a payload goes with its head; counts it, if so."""
-        inline = self._inline.setdefault((group, rank), _Inline())
-        if size > INLINE_BYTES or inline.sent + size - inline.gone > UNTAKEN_BYTES_MAX:
+        if size > INLINE_BYTES or self._untaken_bytes[rank] + size > UNTAKEN_BYTES_MAX:
             return False
-        inline.sent += size
+        self._inline.setdefault((group, rank), _Inline()).sent += size
+        self._untaken_bytes[rank] += size
         return True
 
     def _count_taken(self, rank: int, header: Header) -> None:
         """Of the payload in a head that nobody holds any more; say so, now and then."""
         group = header.group.removesuffix(GROUP_SUFFIX)
-        inline = self._inline.setdefault((group, rank), _Inline())
-        inline.taken += header.length
-        if inline.taken - inline.said < TAKEN_BYTES or self._endpoint.closing or self._endpoint.peers.error(rank):
+        self._inline.setdefault((group, rank), _Inline()).taken += header.length
+        self._unsaid_bytes[rank] += header.length
+        if self._unsaid_bytes[rank] < TAKEN_BYTES or self._endpoint.closing or self._endpoint.peers.error(rank):
             return
-        inline.said = inline.taken
-        self._endpoint.control(rank, {"op": "taken", "group": group, "bytes": inline.taken})
+        self._unsaid_bytes[rank] = 0
+        for (group, of), inline in self._inline.items():
+            if of == rank and inline.taken > inline.said:
+                inline.said = inline.taken
+                self._endpoint.control(rank, {"op": "taken", "group": group, "bytes": inline.taken})
 
     def _send_part(
         self, op: P2POp, rank: int, header: Header, payload: Buffer, *, priority: Priority, order: tuple[int, int]
@@ -263,19 +265,11 @@ class P2PEngine:
         )
         op.tickets.append(ticket)
 
-    def _send_when_asked(self, op: P2POp, rank: int, number: int, size: int, send_body: Callable[[], None]) -> None:
-        """Send a body now if it may go unasked, else when the receiver asks; the asking gives eager bytes back."""
-        eager = size <= EAGER_BODY_BYTES and self._eager_bytes.get(rank, 0) + size <= EAGER_BYTES_MAX
+    def _send_when_asked(self, op: P2POp, rank: int, number: int, send_body: Callable[[], None]) -> None:
+        """Send a body when the receiver asks for it."""
         key = op.key(rank, number, ASK)
 
         def end(received: Received | None, error: TransportError | None) -> None:
-            if eager:
-                del self._eager[rank, key]
-                if received is not None and received.payload == WITHDRAWN:
-                    wait()
-                else:
-                    self._eager_bytes[rank] -= size
-                return
             op.tickets.remove(waits[0])
             if error is not None or received is None:
                 self._failed(op, error or CancelledError("not asked for"))
@@ -291,16 +285,10 @@ class P2PEngine:
 
         def wait() -> None:
             waits[:] = [self._receive(rank, key, None, end)]
-            if eager:
-                self._eager[rank, key] = waits[0]
-            else:
-                op.tickets += waits
+            op.tickets += waits
 
         waits: list[Ticket] = []
         wait()
-        if eager:
-            self._eager_bytes[rank] = self._eager_bytes.get(rank, 0) + size
-            send_body()
 
     def _told_while_sending(
         self, part: tuple[int, MatchKey], received: Received | None, _error: TransportError | None
@@ -352,19 +340,13 @@ class P2PEngine:
         """Say that a message will not come, so that its receiver does not wait for it."""
         if inline and op.payload is not None:
             self._inline[op.group, rank].sent -= op.payload.data.nbytes
-        self._not_asked((rank, op.key(rank, number, ASK)))
+            self._untaken_bytes[rank] -= op.payload.data.nbytes
         if self._endpoint.closing or self._endpoint.peers.error(rank) is not None:
             return
         void = describe(VOID)
         for part in (HEAD,) if inline else (HEAD, BODY):
             header = op.header(self._endpoint.rank, number, part, void)
             self._endpoint.send(rank, header, void, priority=Priority.CONTROL, order=(0, 0), on_end=forget)
-
-    def _not_asked(self, part: tuple[int, MatchKey]) -> None:
-        """Nobody will ask for a message: where it went unasked, its bytes wait for no receiver any more."""
-        ticket = self._eager.get(part)
-        if ticket is not None:
-            self._endpoint.cancel(ticket, CancelledError("nobody asks for it"))
 
     def _match_any_source(self, group: str, tag: int) -> None:
         for op, rank in self._any_source.matches(group, tag):

@@ -22,12 +22,12 @@ from hive_qos.errors import (
 )
 from transport import Priority, TensorView, Work
 from transport.collectives.membership import CLOSED_MAX
-from transport.p2p.engine import EAGER_BODY_BYTES, EAGER_BYTES_MAX, INLINE_BYTES, UNTAKEN_BYTES_MAX
+from transport.p2p.engine import INLINE_BYTES, TAKEN_BYTES, UNTAKEN_BYTES_MAX
 from transport.p2p.operation import ASK, BODY, HEAD
 from transport.wire.header import Kind
 
 
-@pytest.mark.parametrize("size", [0, 1, INLINE_BYTES - 1, INLINE_BYTES, INLINE_BYTES + 1, 10 * INLINE_BYTES])
+@pytest.mark.parametrize("size", [0, 1, INLINE_BYTES - 1, INLINE_BYTES, INLINE_BYTES + 1, 3 * INLINE_BYTES])
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("posted_first", [True, False])
 def test_messages_of_every_size_arrive_whether_or_not_they_are_expected(make_world, size, known, posted_first):
@@ -37,7 +37,8 @@ def test_messages_of_every_size_arrive_whether_or_not_they_are_expected(make_wor
     receiving = world.groups[1].recv(into, 0, tag=3) if posted_first else None
     sending = world.groups[0].send(content, 1, tag=3)
     if receiving is None:
-        sending.wait(30)
+        settle(world)
+        assert sending.done() == (size <= INLINE_BYTES)
         receiving = world.groups[1].recv(into, 0, tag=3)
     result = receiving.wait(30)
     sending.wait(30)
@@ -75,7 +76,7 @@ def test_tags_groups_and_directions_are_apart(make_world):
 
 def test_order_holds_when_large_and_small_messages_and_priorities_mix(make_world):
     world = make_world(2)
-    sizes = [10, 100_000, 3, 70_000, 0, 5]
+    sizes = [10, 2_000_000, 3, 70_000, 0, 5]
     for i, size in enumerate(sizes):
         priority = [Priority.ACTIVATION, Priority.CONTROL, Priority.BULK][i % 3]
         world.groups[0].send(np.full(size, i, "u1"), 1, priority=priority)
@@ -116,7 +117,7 @@ def test_errors_name_the_ranks_of_their_group(make_world):
     sender = next(sub for sub in subs if sub.rank == 0)
     with pytest.raises(TimedOutError, match="receive with tag 1 from rank 0 of group s"):
         receiver.recv(None, 0, tag=1, timeout_s=0.05).wait(30)
-    sending = sender.send(np.zeros(EAGER_BODY_BYTES + 8, "u1"), 2)
+    sending = sender.send(np.zeros(INLINE_BYTES + 8, "u1"), 2)
     with pytest.raises(PeerError, match=r"^\S+ (peer )?rank 0.*from anybody of group s: it sent") as refused:
         receiver.recv(np.zeros(8, "f4"), None).wait(30)
     assert "rank 2" not in str(refused.value)
@@ -124,10 +125,10 @@ def test_errors_name_the_ranks_of_their_group(make_world):
         sending.wait(30)
     world.network.hold("rank-2", "rank-1")
     with pytest.raises(TimedOutError):
-        sender.send(np.zeros(50_000), 2, tag=2, timeout_s=0.05).wait(30)
+        sender.send(np.zeros(2 * INLINE_BYTES, "u1"), 2, tag=2, timeout_s=0.05).wait(30)
     world.network.release("rank-2", "rank-1")
     with pytest.raises(CancelledError, match="rank 0 gave the message up"):
-        receiver.recv(np.zeros(50_000), 0, tag=2).wait(30)
+        receiver.recv(np.zeros(2 * INLINE_BYTES, "u1"), 0, tag=2).wait(30)
 
 
 def test_a_strided_target_is_filled(make_world):
@@ -156,9 +157,9 @@ def test_a_receive_times_out_and_later_ones_take_the_next_message(make_world):
     ("source", "size", "part"),
     [
         (0, 10, HEAD),
-        (0, EAGER_BODY_BYTES + 1, HEAD),
-        (0, EAGER_BODY_BYTES + 1, BODY),
-        (None, EAGER_BODY_BYTES + 1, BODY),
+        (0, INLINE_BYTES + 1, HEAD),
+        (0, INLINE_BYTES + 1, BODY),
+        (None, INLINE_BYTES + 1, BODY),
     ],
 )
 def test_a_receive_whose_time_ends_while_its_message_is_reported_takes_that_message(make_world, source, size, part):
@@ -201,13 +202,13 @@ def test_a_receive_whose_message_comes_in_part_ends_in_time(make_world, source, 
             deliver(sender, header, payload)
 
     engine.deliver = in_part
-    size = EAGER_BODY_BYTES + 1
+    size = INLINE_BYTES + 1
     world.groups[0].send(np.zeros(size, "u1"), 1)
     with pytest.raises(TimedOutError, match=r"timeout of 0\.05 s"):
         world.groups[1].recv(np.zeros(size, "u1") if known else None, source, timeout_s=0.05).wait(30)
 
 
-@pytest.mark.parametrize("size", [10, 50_000])
+@pytest.mark.parametrize("size", [10, INLINE_BYTES])
 def test_a_send_that_was_given_up_does_not_hold_up_those_after_it(make_world, size):
     world = make_world(2)
     world.network.hold("rank-0", "rank-1")
@@ -319,10 +320,10 @@ def settle(world) -> None:
 
 def test_a_large_body_leaves_when_it_is_asked_for(make_world):
     world = make_world(2)
-    content = np.ones(EAGER_BODY_BYTES + 1, "u1")
+    content = np.ones(INLINE_BYTES + 1, "u1")
     sending = world.groups[0].send(content, 1)
     settle(world)
-    assert sent_bytes(world) < EAGER_BODY_BYTES
+    assert sent_bytes(world) < INLINE_BYTES
     assert (world.groups[1].recv(None, 0).wait(30) == content).all()
     sending.wait(30)
 
@@ -331,7 +332,7 @@ def test_a_large_body_leaves_when_it_is_asked_for(make_world):
 def test_a_receive_that_ends_takes_its_asking_back_and_the_next_one_asks_again(make_world, again_first):
     """Or the body of a later send would leave for nobody, and keep all that is behind it waiting."""
     world = make_world(2)
-    content, into = np.ones(EAGER_BODY_BYTES + 1, "u1"), np.zeros(EAGER_BODY_BYTES + 1, "u1")
+    content, into = np.ones(INLINE_BYTES + 1, "u1"), np.zeros(INLINE_BYTES + 1, "u1")
     with pytest.raises(TimedOutError):
         world.groups[1].recv(into, 0, timeout_s=0.05).wait(30)
     settle(world)
@@ -339,7 +340,7 @@ def test_a_receive_that_ends_takes_its_asking_back_and_the_next_one_asks_again(m
     sending = world.groups[0].send(content, 1)
     if receiving is None:
         settle(world)
-        assert sent_bytes(world) < EAGER_BODY_BYTES
+        assert sent_bytes(world) < INLINE_BYTES
         receiving = world.groups[1].recv(into, 0)
     receiving.wait(30)
     sending.wait(30)
@@ -360,7 +361,7 @@ def test_a_taking_back_that_comes_after_the_next_asking_costs_no_message(make_wo
             deliver(sender, header, payload)
 
     engine.deliver = late
-    content, into = np.ones(EAGER_BODY_BYTES + 1, "u1"), np.zeros(EAGER_BODY_BYTES + 1, "u1")
+    content, into = np.ones(INLINE_BYTES + 1, "u1"), np.zeros(INLINE_BYTES + 1, "u1")
     with pytest.raises(TimedOutError):
         world.groups[1].recv(into, 0, timeout_s=0.05).wait(30)
     receiving = world.groups[1].recv(into, 0)
@@ -373,7 +374,7 @@ def test_a_taking_back_that_comes_after_the_next_asking_costs_no_message(make_wo
     assert (into == content).all()
 
 
-@pytest.mark.parametrize("size", [EAGER_BODY_BYTES, EAGER_BODY_BYTES + 1])
+@pytest.mark.parametrize("size", [INLINE_BYTES, INLINE_BYTES + 1])
 def test_a_message_whose_receives_end_again_and_again_arrives_at_last(make_world, size):
     """Asked for, taken back, asked for and so on, before it is sent and afterwards."""
     world = make_world(2)
@@ -392,12 +393,11 @@ def test_a_message_whose_receives_end_again_and_again_arrives_at_last(make_world
     assert (into == content).all()
     settle(world)
     assert stored(world) == 0
-    assert not any(world.groups[0]._runtime._p2p._eager_bytes.values())
 
 
 def test_a_sender_whose_body_is_on_its_way_hears_that_it_is_not_wanted_any_more(make_world):
     world = make_world(2)
-    sending = world.groups[0].send(np.ones(EAGER_BODY_BYTES + 1, "u1"), 1)
+    sending = world.groups[0].send(np.ones(INLINE_BYTES + 1, "u1"), 1)
     settle(world)  # the head is there
     world.network.hold("rank-0", "rank-1")
     with pytest.raises(TimedOutError):
@@ -412,43 +412,6 @@ def test_a_sender_whose_body_is_on_its_way_hears_that_it_is_not_wanted_any_more(
     assert not world.groups[0]._runtime._p2p._bodies
 
 
-def test_bodies_that_go_unasked_are_bounded_in_all_and_the_bound_is_given_back(make_world):
-    world = make_world(2)
-    count = 2 * EAGER_BYTES_MAX // EAGER_BODY_BYTES
-    content = np.ones(EAGER_BODY_BYTES, "u1")
-    for _ in range(2):
-        before = sent_bytes(world)
-        sends = [world.groups[0].send(content, 1) for _ in range(count)]
-        settle(world)
-        assert EAGER_BYTES_MAX <= sent_bytes(world) - before < EAGER_BYTES_MAX + EAGER_BODY_BYTES
-        for send in sends:
-            assert (world.groups[1].recv(None, 0).wait(30) == content).all()
-            send.wait(30)
-    settle(world)
-    assert stored(world) == 0
-
-
-@pytest.mark.parametrize("end", ["given up", "forgotten"])
-def test_bodies_that_went_unasked_and_are_never_asked_for_give_their_bound_back(make_world, end):
-    world = make_world(2)
-    p2p, content = world.groups[0]._runtime._p2p, np.ones(EAGER_BODY_BYTES, "u1")
-    groups = [group.subgroup([0, 1], name="first") for group in world.groups]
-    world.network.hold("rank-0", "rank-1")
-    sends = [groups[0].send(content, 1) for _ in range(3)]
-    wait_until(lambda: p2p._eager_bytes == {1: 3 * EAGER_BODY_BYTES})
-    if end == "given up":
-        groups[0].abort("no longer wanted")
-    world.network.release("rank-0", "rank-1")
-    if end == "forgotten":
-        for send in sends:
-            send.wait(30)
-        for group in groups:
-            group.close()
-        for one in [group.subgroup([0, 1]) for group in world.groups for _ in range(CLOSED_MAX + 1)]:
-            one.close()
-    wait_until(lambda: p2p._eager_bytes == {1: 0} and not p2p._eager and not p2p._posted)
-
-
 def test_who_sends_first_is_received_first_from_anybody(make_world):
     world = make_world(3)
     for count, rank in enumerate([2, 1, 1, 2, 1], 1):
@@ -459,7 +422,7 @@ def test_who_sends_first_is_received_first_from_anybody(make_world):
 
 def test_a_receive_that_is_cancelled_while_its_message_comes_takes_it(make_world):
     world = make_world(2)
-    content = np.ones(EAGER_BODY_BYTES + 1, "u1")
+    content = np.ones(INLINE_BYTES + 1, "u1")
     for known in (True, False):
         into = np.zeros(content.size, "u1") if known else None
         sending = world.groups[0].send(content, 1)
@@ -505,13 +468,13 @@ def test_a_receive_that_is_cancelled_ends_and_the_next_one_takes_its_message(mak
 
 def test_small_messages_that_nobody_takes_are_bounded_and_later_ones_wait_for_their_receives(make_world):
     world = make_world(2)
-    unasked = (UNTAKEN_BYTES_MAX + EAGER_BYTES_MAX) // INLINE_BYTES
-    content = np.zeros(INLINE_BYTES, "u1")
+    size = INLINE_BYTES // 8
+    content = np.zeros(size, "u1")
     for _ in range(2):
-        before = sent_bytes(world)
-        sends = [world.groups[0].send(np.full(INLINE_BYTES, number % 251, "u1"), 1) for number in range(2 * unasked)]
+        before, count = sent_bytes(world), 2 * UNTAKEN_BYTES_MAX // size
+        sends = [world.groups[0].send(np.full(size, number % 251, "u1"), 1) for number in range(count)]
         settle(world)
-        assert sent_bytes(world) - before < UNTAKEN_BYTES_MAX + EAGER_BYTES_MAX + 2**20
+        assert sent_bytes(world) - before < UNTAKEN_BYTES_MAX + 2**20
         assert not sends[-1].done()
         world.groups[0].send(np.array([7]), 1, tag=1)
         assert world.groups[1].recv(None, 0, tag=1).wait(30) == [7]
@@ -521,6 +484,33 @@ def test_small_messages_that_nobody_takes_are_bounded_and_later_ones_wait_for_th
             send.wait(30)
         settle(world)
         assert stored(world) == 0
+
+
+def test_what_nobody_takes_is_bounded_over_all_groups_and_a_group_that_is_forgotten_counts_no_more(make_world):
+    world, content = make_world(2), np.zeros(INLINE_BYTES, "u1")
+    p2p = world.groups[0]._runtime._p2p
+    (first, taker), (second, other) = [[group.subgroup([0, 1], name=name) for group in world.groups] for name in "ab"]
+    count = UNTAKEN_BYTES_MAX // INLINE_BYTES
+    sends = [first.send(content, 1) for _ in range(count // 2)] + [second.send(content, 1) for _ in range(count)]
+    settle(world)
+    assert [send.done() for send in sends] == [True] * count + [False] * (count // 2)
+    for _ in range(count):
+        other.recv(content, 0).wait(30)
+    wait_until(lambda: p2p._untaken_bytes == {1: UNTAKEN_BYTES_MAX // 2}, what=lambda: p2p._untaken_bytes)
+    for group in (first, taker, second, other):
+        group.close()
+    for one in [group.subgroup([0, 1]) for group in world.groups for _ in range(CLOSED_MAX + 1)]:
+        one.close()
+    wait_until(lambda: p2p._untaken_bytes == {1: 0} and not p2p._inline and not p2p._posted)
+
+
+def test_what_is_taken_of_many_groups_is_said_for_all_of_them(make_world):
+    world, content = make_world(2), np.zeros(TAKEN_BYTES // 4, "u1")
+    pairs = [[group.subgroup([0, 1], name=f"g{number}") for group in world.groups] for number in range(8)]
+    for pair in pairs:
+        pair[0].send(content, 1).wait(30)
+        pair[1].recv(content, 0).wait(30)
+    wait_until(lambda: world.groups[0]._runtime._p2p._untaken_bytes == {1: 0})
 
 
 def test_messages_that_are_given_up_before_they_leave_count_for_nothing(make_world):
@@ -544,7 +534,7 @@ def test_a_sender_whose_messages_are_taken_waits_for_no_receive(make_world):
 
 def test_a_sender_learns_that_its_message_did_not_fit(make_world):
     world = make_world(2)
-    sending = world.groups[0].send(np.zeros(EAGER_BODY_BYTES + 8, "u1"), 1)
+    sending = world.groups[0].send(np.zeros(INLINE_BYTES + 8, "u1"), 1)
     with pytest.raises(PeerError, match=r"where float32\[8\]"):
         world.groups[1].recv(np.zeros(8, "f4"), 0).wait(30)
     with pytest.raises(PeerError, match=r"where float32\[8\]"):
@@ -552,12 +542,12 @@ def test_a_sender_learns_that_its_message_did_not_fit(make_world):
 
 
 @pytest.mark.parametrize("held", [True, False])
-@pytest.mark.parametrize("size", [10, 80_000, EAGER_BODY_BYTES + 1])
+@pytest.mark.parametrize("size", [10, 80_000, INLINE_BYTES + 1])
 def test_nothing_is_left_in_the_store_of_messages_that_were_given_up(make_world, size, held):
     world = make_world(2)
     if held:  # so that the head does not arrive before it is given up
         world.network.hold("rank-0", "rank-1")
-    arrived = not held and size <= EAGER_BODY_BYTES
+    arrived = not held and size <= INLINE_BYTES
     given_up = world.groups[0].send(np.zeros(size, "u1"), 1, timeout_s=30.0 if arrived else 0.05)
     if not arrived:
         with pytest.raises(TimedOutError):
@@ -587,8 +577,10 @@ def test_messages_that_arrive_twice_are_taken_once_and_not_kept(make_world, size
     content = np.ones(size, "u1")
     for early in (False, True, False):
         receiving = world.groups[1].recv(None, 0) if early else None
-        world.groups[0].send(content, 1).wait(30)
+        sending = world.groups[0].send(content, 1)
+        settle(world)
         assert ((receiving or world.groups[1].recv(None, 0)).wait(30) == content).all()
+        sending.wait(30)
     settle(world)
     assert stored(world) == 0
     assert one is not other
@@ -600,7 +592,7 @@ def resized_away(size: int) -> TensorView:
     return TensorView(memoryview(bytearray(size)), dtype="uint8", shape=(size,), place=lambda: next(places))
 
 
-@pytest.mark.parametrize("size", [10, 10 * INLINE_BYTES])
+@pytest.mark.parametrize("size", [10, 2 * INLINE_BYTES])
 def test_a_tensor_that_was_resized_away_ends_what_it_was_lent_for_as_misuse(make_world, size):
     world = make_world(2)
     sending = world.groups[0].send(resized_away(size), 1)
@@ -628,7 +620,7 @@ def test_a_tensor_that_was_resized_away_ends_what_it_was_lent_for_as_misuse(make
 def test_a_head_that_is_none_ends_the_receive_that_took_it_and_names_its_sender(make_world, monkeypatch, head):
     world = make_world(2)
     monkeypatch.setattr("transport.p2p.operation.json", SimpleNamespace(dumps=lambda _: head, loads=json.loads))
-    world.groups[0].send(np.zeros(10 * INLINE_BYTES, "u1"), 1)
+    world.groups[0].send(np.zeros(2 * INLINE_BYTES, "u1"), 1)
     with pytest.raises(PeerError, match="rank 0"):
         world.groups[1].recv(None, 0).wait(30)
     monkeypatch.undo()
