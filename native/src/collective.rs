@@ -2,6 +2,7 @@
 
 pub mod codecs;
 pub mod commands;
+mod holds;
 pub mod in_flight;
 pub mod kernels;
 mod path_choice;

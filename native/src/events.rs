@@ -6,7 +6,7 @@ use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 
 use crate::runtime::locks::locked;
-use crate::wire::Header;
+use crate::wire::{Header, Hold};
 
 /// Operations from this number on are the engine's own: their ends are told to it and not to Python.
 pub const OWN_OPERATION: u64 = 1 << 63;
@@ -118,6 +118,11 @@ pub enum Event {
         failure: Option<Failure>,
         header: Option<Header>,
     },
+    /// The peer asks that a collective's messages to it wait, or go on.
+    Hold {
+        connection: u64,
+        hold: Hold,
+    },
     /// Nothing here touches a collective's memory any more.
     CollectiveEnded {
         collective: u64,
@@ -152,7 +157,7 @@ struct Waiting {
 pub struct EventQueue {
     waiting: Mutex<Waiting>,
     some: Condvar,
-    /// Takes the ends of the engine's own operations.
+    /// Takes the ends of the engine's own operations, and holds.
     own: OnceLock<Box<dyn Fn(Event) + Send + Sync>>,
 }
 
@@ -181,6 +186,15 @@ impl EventQueue {
             self.some.notify_one();
         }
         true
+    }
+
+    /// Tell it to both, who carries out collectives here and Python, whose messages of collectives wait there.
+    pub fn push_hold(&self, connection: u64, hold: Hold) {
+        if let Some(own) = self.own.get() {
+            let hold = hold.clone();
+            own(Event::Hold { connection, hold });
+        }
+        self.push(Event::Hold { connection, hold });
     }
 
     /// Say who takes the ends of the engine's own operations, once; `take` does not block.

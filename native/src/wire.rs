@@ -8,6 +8,7 @@ mod error_codes;
 mod framing;
 mod header;
 mod header_writer;
+mod hold;
 mod stream_readers;
 
 pub use self::error_codes::{Code, Violation, code_name};
@@ -16,7 +17,8 @@ pub use self::framing::{HEADER_BYTES_MAX, split_header};
 pub use self::framing::{decode_varint, split_frame};
 pub use self::header::{Header, KIND_COLLECTIVE, KIND_CONTROL, Key, decode_header};
 pub use self::header_writer::encode_header;
-pub use self::stream_readers::{ControlReader, HeaderReader};
+pub use self::hold::Hold;
+pub use self::stream_readers::{ControlFrame, ControlReader, HeaderReader};
 
 #[cfg(test)]
 mod wire_tests;

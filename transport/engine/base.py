@@ -199,6 +199,19 @@ class UnexpectedMessage:
 
 
 @dataclass(frozen=True)
+class Hold:
+    """The peer asks over a connection that a group's collectives to it wait from a step on, or go on.
+
+    Those that the engine carries out do.
+    """
+
+    connection: int
+    group: str
+    step: int
+    waits: bool
+
+
+@dataclass(frozen=True)
 class StepFailed:
     """A message of a collective failed (`error`), or one came that is not what the step receives (`header`).
 
@@ -229,6 +242,7 @@ Event: TypeAlias = (
     | Received
     | OperationFailed
     | UnexpectedMessage
+    | Hold
     | StepFailed
     | CollectiveEnded
 )

@@ -36,6 +36,7 @@ from transport.engine.base import (
     Engine,
     EngineSettings,
     Event,
+    Hold,
     OperationFailed,
     Priority,
     Received,
@@ -314,6 +315,8 @@ class NativeEngine(Engine):
             case "step-failed", collective, peer, length, failure, fields:
                 error = None if failure is None else _error(failure)
                 return StepFailed(collective, peer, length, error, None if fields is None else _header(fields))
+            case "hold", connection, group, step, waits:
+                return Hold(connection, group, step, waits)
             case "collective", collective, complete, bytes_done:
                 return CollectiveEnded(collective, complete, bytes_done)
             case "accepted", number, endpoint, remote:

@@ -29,6 +29,7 @@ from transport.engine.base import (
     ConnectionUp,
     Engine,
     Event,
+    Hold,
     OperationFailed,
     Priority,
     Received,
@@ -261,6 +262,8 @@ class Endpoint:
                 self.collectives.failed(event)
             case CollectiveEnded():
                 self.collectives.ended(event)
+            case Hold():
+                self._sends.hold(event)
             case UnexpectedMessage():
                 self._unexpected(event)
             case ConnectionUp():

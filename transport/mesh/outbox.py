@@ -2,7 +2,8 @@
 
 A send waits until less than `IN_FLIGHT_BYTES_MAX` of its priority and of more urgent ones is in flight. Equals keep
 their order. No message waits here behind a less urgent one, because the engine serves it first. Control messages do not
-wait.
+wait. What the receiver asked to have held back is set aside, and does not count in flight. Each hold lowers the bound
+for others, because what is in flight when a hold is said has a place in the receiver's store all the same.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ AHEAD = (-1, 0)
 
 @dataclass(eq=False)
 class Sending:
-    """A send that has not ended. `operation` is the engine's, None while it waits; it went over `connection`.
+    """A send that has not ended. `operation` is the engine's, None while it waits; it went over `connection`, and
+    `counts` as in flight.
 
     `over` is the connection that it has to take as long as that is there; None for any.
     """
@@ -46,6 +48,7 @@ class Sending:
     operation: int | None = None
     over: int | None = None
     connection: int = 0
+    counts: bool = False
     sent_s: float = 0.0
     cancelled: TransportError | None = None
     ended: bool = False
@@ -56,25 +59,45 @@ class Sending:
         on_end(error)
 
 
+Entry = tuple[int, tuple[int, int], int, Sending]
+
+
 @dataclass
 class Outbox:
     """A queue ordered by priority, then order, then time; and the operations under way."""
 
     in_flight: dict[int, Sending] = field(default_factory=dict)
-    _waiting: list[tuple[int, tuple[int, int], int, Sending]] = field(default_factory=list)
+    _waiting: list[Entry] = field(default_factory=list)
+    _held: list[Entry] = field(default_factory=list)
     _in_flight_bytes: dict[Priority, int] = field(default_factory=dict)
+    _holds: int = 0
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
-    def push(self, sending: Sending, order: tuple[int, int]) -> None:
-        """Queue a send."""
-        heapq.heappush(self._waiting, (sending.priority, order, next(self._numbers), sending))
+    def push(self, sending: Sending, order: tuple[int, int], *, held: bool = False) -> None:
+        """Queue a send, or set it aside."""
+        entry = (sending.priority, order, next(self._numbers), sending)
+        if held:
+            self._held.append(entry)
+        else:
+            heapq.heappush(self._waiting, entry)
+
+    def sort_out(self, holds: int, is_held: Callable[[Header], bool]) -> None:
+        """What is held back has changed: it is so much."""
+        self._holds = holds
+        entries = [entry for entry in (*self._waiting, *self._held) if not entry[-1].ended]
+        self._held = [entry for entry in entries if is_held(entry[-1].header)]
+        self._waiting = [entry for entry in entries if not is_held(entry[-1].header)]
+        heapq.heapify(self._waiting)
+        for sending in self.in_flight.values():
+            if is_held(sending.header):
+                self._count_no_more(sending)
 
     def next(self) -> Sending | None:
         """The send that may go out now, if any. It waits here until `pop`."""
         while self._waiting:
             sending = self._waiting[0][-1]
             ahead = sum(count for priority, count in self._in_flight_bytes.items() if priority <= sending.priority)
-            full = ahead and ahead + sending.header.length > IN_FLIGHT_BYTES_MAX
+            full = ahead and ahead + sending.header.length > IN_FLIGHT_BYTES_MAX // (1 + self._holds)
             if full and sending.priority is not Priority.CONTROL and not sending.ended:
                 return None
             if not sending.ended:
@@ -92,16 +115,22 @@ class Outbox:
     def handed_over(self, sending: Sending, operation: int) -> None:
         """It was handed to the engine."""
         sending.operation = operation
+        sending.counts = True
         self.in_flight[operation] = sending
         self._in_flight_bytes[sending.priority] = self._in_flight_bytes.get(sending.priority, 0) + sending.header.length
 
     def ended(self, operation: int) -> None:
         """Its operation has ended, well or not."""
         sending = self.in_flight.pop(operation)
-        self._in_flight_bytes[sending.priority] -= sending.header.length
+        self._count_no_more(sending)
         sending.operation = None
+
+    def _count_no_more(self, sending: Sending) -> None:
+        if sending.counts:
+            self._in_flight_bytes[sending.priority] -= sending.header.length
+            sending.counts = False
 
     def drain(self) -> list[Sending]:
         """Take out everything that waits."""
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiting, self._held = [*self._waiting, *self._held], [], []
         return [entry[-1] for entry in sorted(waiting, key=lambda entry: entry[:3])]

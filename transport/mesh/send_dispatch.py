@@ -4,18 +4,21 @@
   acknowledged it.
 - Where several links lead to the peer, each message takes the one over which it is through first.
 - What was not acknowledged when its connection was lost is sent again over the next one.
+- What the peer has no place for yet it asks to have held back: those messages wait, and no others.
 - When a rank is gone, every send to it that the engine does not have yet fails at once. After a goodbye, one in flight
   fails after `GRACE_S`: the peer may have taken it, and its acknowledgement may come after the goodbye.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Mapping
 
 from hive_qos.errors import ConnectionLostError, TransportError
-from transport.engine.base import Engine
+from transport.engine.base import Engine, Hold
+from transport.mesh.holds import Holds
 from transport.mesh.inbox import GRACE_S
 from transport.mesh.outbox import AHEAD, Outbox, Sending
 from transport.mesh.path_choice import PathLoads
@@ -36,6 +39,7 @@ class SendDispatch:
         self._later: list[Callable[[], None]] = []
         self._engine: Engine | None = None
         self._loads = PathLoads(self._round_trips)
+        self._holds = Holds()
         self._rtt_s: dict[int, float] = {}
         self._rtt_until_s = 0.0
 
@@ -46,6 +50,20 @@ class SendDispatch:
     def forget(self, connection: int) -> None:
         """It has ended, and with it what was under way there."""
         self._loads.forget(connection)
+        if self._holds.forget(connection):
+            self._sort_out()
+
+    def hold(self, hold: Hold) -> None:
+        """A receiver asks that messages wait, or go on."""
+        if self._peers.rank_of(hold.connection) is not None:
+            self._holds.heard(hold)
+            self._sort_out()
+
+    def _sort_out(self) -> None:
+        for (rank, bulk), outbox in self._outboxes.items():
+            connections = self._peers.routes(rank, bulk=bulk)
+            outbox.sort_out(self._holds.count(connections), functools.partial(self._holds.hold, connections))
+            self.pump(rank, bulk=bulk)
 
     def _round_trips(self, now_s: float) -> Mapping[int, float]:
         """The shortest of each connection; engines tell them ten times a second."""
@@ -157,7 +175,8 @@ class SendDispatch:
                     _log.exception("the end of a send could not be handled")
 
     def _enqueue(self, sending: Sending, order: tuple[int, int]) -> None:
-        self._outboxes.setdefault((sending.rank, sending.bulk), Outbox()).push(sending, order)
+        held = self._holds.hold(self._peers.routes(sending.rank, bulk=sending.bulk), sending.header)
+        self._outboxes.setdefault((sending.rank, sending.bulk), Outbox()).push(sending, order, held=held)
 
     def _cancel_in_flight(self, outbox: Outbox, error: TransportError | None) -> None:
         for operation, sending in outbox.in_flight.items():

@@ -14,6 +14,7 @@ from typing import Any
 
 from transport.wire.cbor import decode_map, encode_map
 from transport.wire.error_codes import WireCode, WireError
+from transport.wire.header import NAME_BYTES_MAX, U64_MAX
 from transport.wire.varint import decode_varint, encode_varint
 
 ALPN = "hive-tensor/1"
@@ -32,6 +33,7 @@ class FrameType(enum.IntEnum):
     """What a frame of the control stream says."""
 
     HELLO = 0
+    HOLD = 1
 
 
 class HelloKey(enum.IntEnum):
@@ -72,6 +74,27 @@ def encode_frame(frame_type: int, fields: Mapping[int, object]) -> bytes:
     if len(body) > CONTROL_FRAME_BYTES_MAX:
         raise WireError(WireCode.HELLO_INVALID, f"a control frame of {len(body)} bytes; 4096 are allowed")
     return encode_varint(frame_type) + encode_varint(len(body)) + body
+
+
+def encode_hold(group: str, step: int, *, waits: bool) -> bytes:
+    """Write the frame by which a receiver has a group's operations from a step on wait, or go on."""
+    return encode_frame(FrameType.HOLD, {**({0: group} if group else {}), 1: step, 2: int(waits)})
+
+
+def read_hold(fields: Mapping[int, Any]) -> tuple[str, int, bool]:
+    """Its group and step, and whether they wait.
+
+    Raises:
+        WireError: a field is of another type or outside its bounds.
+    """
+    group, step, waits = fields.get(0, ""), fields.get(1, 0), fields.get(2, 0)
+    if type(group) is not str or len(group.encode("utf-8", "surrogatepass")) > NAME_BYTES_MAX:
+        raise WireError(WireCode.HEADER_INVALID, "group is not a text of at most 128 bytes")
+    if type(step) is not int or not 0 <= step <= U64_MAX:
+        raise WireError(WireCode.HEADER_INVALID, "step is not an unsigned 64-bit integer")
+    if type(waits) is not int or waits not in (0, 1):
+        raise WireError(WireCode.HEADER_INVALID, f"waits is neither 0 nor 1 but {waits!r}")
+    return group, step, waits == 1
 
 
 class FrameReader:

@@ -21,6 +21,7 @@ pub(super) enum Command {
     Routes(Way, Vec<u64>),
     Gone(u32),
     Drain(mpsc::Sender<()>),
+    /// An operation of the engine's own has ended, or a rank asks for a hold.
     Ended(Box<Event>),
 }
 

@@ -8,6 +8,8 @@
 //! step that fails. A lost connection fails nothing: what it carried is sent again over the next one, and what was to come
 //! over it is waited for again. Any other failure is told, and Python ends the collective, now or after a while.
 //!
+//! What a rank has no place for yet it asks to have held back (`matching::holds`): those sends wait, and no others.
+//!
 //! Small messages count as sent before they are acknowledged (`unacknowledged`).
 //!
 //! Python is told the end of a collective by the last that holds its memory (`Run`).
@@ -22,6 +24,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::sleep;
 
 use super::commands::{Collectives, Command, Way};
+use super::holds::Holds;
 use super::path_choice::{PathLoad, choose};
 use super::progress::Progress;
 use super::run::Run;
@@ -34,7 +37,7 @@ use crate::quic::send_scheduler::LEVELS;
 use crate::session::context::Registry;
 use crate::session::engine::Engine;
 use crate::session::transmit::Message;
-use crate::wire::{Header, encode_header};
+use crate::wire::{Header, Hold, encode_header};
 
 /// What a rank that is gone has sent before may still lie unread in its connection, as in `transport/mesh/inbox.py`.
 const GRACE: Duration = Duration::from_millis(300);
@@ -83,6 +86,8 @@ struct Sent {
     sending: Sending,
     connection: u64,
     at: Instant,
+    /// It counts as under way.
+    counts: bool,
 }
 
 struct InFlight {
@@ -94,6 +99,7 @@ struct InFlight {
     /// The connections to a rank, each over a link of its own.
     routes: HashMap<Way, Vec<u64>>,
     loads: HashMap<u64, PathLoad>,
+    holds: Holds,
     gone: HashSet<u32>,
     /// Of each level, in the order in which they could begin.
     computations: [VecDeque<(u64, u32)>; LEVELS],
@@ -112,6 +118,7 @@ impl InFlight {
             queues: HashMap::new(),
             routes: HashMap::new(),
             loads: HashMap::new(),
+            holds: Holds::default(),
             gone: HashSet::new(),
             computations: Default::default(),
             unacknowledged: Unacknowledged::default(),
@@ -149,13 +156,47 @@ impl InFlight {
                 let in_use: HashSet<u64> = self.routes.values().flatten().copied().collect();
                 self.loads
                     .retain(|connection, load| in_use.contains(connection) || !load.idle());
-                self.pump(way);
+                self.holds.retain(|connection| in_use.contains(&connection));
+                self.sort_out(way);
             }
             Command::Gone(rank) => self.rank_gone(rank),
             Command::Drain(drained) => self.unacknowledged.drain(drained),
-            Command::Ended(event) => self.ended(*event),
+            Command::Ended(event) => match *event {
+                Event::Hold { connection, hold } => self.hold(connection, hold),
+                ended => self.ended(ended),
+            },
         }
         self.end_handed_over();
+    }
+
+    /// A rank asks that messages to it wait, or go on.
+    fn hold(&mut self, connection: u64, hold: Hold) {
+        let way = self.routes.iter().find(|(_, all)| all.contains(&connection));
+        if let Some(way) = way.map(|(way, _)| *way) {
+            self.holds.heard(connection, hold);
+            self.sort_out(way);
+        }
+    }
+
+    /// What is held back of what goes to a rank may have changed.
+    fn sort_out(&mut self, way: Way) {
+        let (holds, routes, active) = (&self.holds, &self.routes, &self.active);
+        let is_held = |sending: &Sending| is_held(holds, routes, active, way, sending);
+        if let Some(queue) = self.queues.get_mut(&way) {
+            queue.sort_out(holds.count(routes.get(&way).map_or(&[], Vec::as_slice)), is_held);
+            for sent in self.operations.values_mut().filter_map(|one| one.sent.as_mut()) {
+                if sent.counts && sent.way == way && is_held(&sent.sending) {
+                    sent.counts = false;
+                    queue.landed(&sent.sending);
+                }
+            }
+        }
+        self.pump(way);
+    }
+
+    fn queue(&mut self, way: Way, sending: Sending) {
+        let held = is_held(&self.holds, &self.routes, &self.active, way, &sending);
+        self.queues.entry(way).or_default().push(sending, held);
     }
 
     fn end_handed_over(&mut self) {
@@ -234,7 +275,7 @@ impl InFlight {
                         bytes: run.schedule.regions(step)[0].len() as u64,
                     };
                     run.awaits(step);
-                    self.queues.entry(way).or_default().push(sending);
+                    self.queue(way, sending);
                     if !ways.contains(&way) {
                         ways.push(way);
                     }
@@ -311,6 +352,7 @@ impl InFlight {
                 sending,
                 connection,
                 at: Instant::now(),
+                counts: true,
             };
             self.open(sending.collective, sending.step, Some(sent));
             match message {
@@ -390,9 +432,10 @@ impl InFlight {
             sending,
             connection,
             at,
+            counts,
         }) = &operation.sent
         {
-            if let Some(queue) = self.queues.get_mut(way) {
+            if let Some(queue) = self.queues.get_mut(way).filter(|_| *counts) {
                 queue.landed(sending);
             }
             let (rtt, well) = (self.rtt(*connection), matches!(event, Event::SendDone(_)));
@@ -490,7 +533,7 @@ impl InFlight {
             fresh: false,
             ..*sending
         };
-        self.queues.entry(*way).or_default().push(again);
+        self.queue(*way, again);
     }
 
     fn tell(&self, run: &Run, step: &Step, failure: Option<Failure>, header: Option<Header>) {
@@ -555,6 +598,20 @@ impl InFlight {
             };
             self.tell(&run, step, Some(failure), None);
         }
+    }
+}
+
+/// Whether a rank has asked to have what this is of held back.
+fn is_held(
+    holds: &Holds,
+    routes: &HashMap<Way, Vec<u64>>,
+    active: &HashMap<u64, Active>,
+    way: Way,
+    sending: &Sending,
+) -> bool {
+    match (routes.get(&way), active.get(&sending.collective)) {
+        (Some(connections), Some(Active { run, .. })) => holds.hold(connections, &run.call.group, run.call.step),
+        _ => false,
     }
 }
 

@@ -462,6 +462,7 @@ fn a_message_that_is_sent_again_and_refused_as_over_had_been_taken() {
             },
             connection: NOBODY,
             at: Instant::now(),
+            counts: true,
         }),
     };
     let over = Failure::Discarded(String::new());
@@ -469,4 +470,31 @@ fn a_message_that_is_sent_again_and_refused_as_over_had_been_taken() {
     assert!(!operation(Some(true)).was_taken(&over), "it is new to the peer");
     assert!(!operation(None).was_taken(&over), "nothing was sent");
     assert!(!operation(Some(false)).was_taken(&Failure::Cancelled(String::new())));
+}
+
+#[test]
+fn what_a_rank_asked_to_have_held_back_waits_until_it_may_go_on_or_its_connection_ends() {
+    for ends in [false, true] {
+        let mut scene = Scene::new();
+        let events = scene.engine.context.events.clone();
+        let say = |connection, step, waits| {
+            let group = "g".to_owned();
+            events.push_hold(connection, Hold { group, step, waits });
+        };
+        scene.collectives.route(1, false, vec![NOBODY]);
+        for step in 0..2000 {
+            say(NOBODY + 1, step, true); // which leads to no rank
+        }
+        say(NOBODY, 4, true);
+        say(NOBODY, 1, true);
+        scene.start(&[SEND]); // of step 3
+        thread::sleep(Duration::from_millis(20));
+        assert_eq!(scene.collectives.progress(7), Some((0, vec![1])));
+        if ends {
+            scene.collectives.route(1, false, vec![NOBODY + 2]);
+        } else {
+            say(NOBODY, 1, false);
+        }
+        assert_eq!(scene.end(), (true, 8));
+    }
 }

@@ -1,7 +1,9 @@
 //! What collectives have to send to one rank over one kind of connection: what waits, in its order, and how much is under way.
 //!
 //! As `transport/mesh/outbox.py`: a send waits until less than `IN_FLIGHT_BYTES_MAX` of its priority and of more urgent
-//! ones is under way. So the later chunks of an earlier collective still overtake a later collective's.
+//! ones is under way. So the later chunks of an earlier collective still overtake a later collective's. What the rank asked
+//! to have held back is set aside, and what is under way of it does not count: its room there may be the last. Each hold lowers
+//! the bound for others, because what is under way when a hold is said has a place in the receiver's store all the same.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -26,19 +28,33 @@ pub struct Sending {
 #[derive(Default)]
 pub struct SendQueue {
     waiting: BinaryHeap<Reverse<Sending>>,
+    held: Vec<Sending>,
     under_way: [u64; LEVELS],
+    holds: u64,
 }
 
 impl SendQueue {
-    pub fn push(&mut self, sending: Sending) {
-        self.waiting.push(Reverse(sending));
+    pub fn push(&mut self, sending: Sending, held: bool) {
+        if held {
+            self.held.push(sending);
+        } else {
+            self.waiting.push(Reverse(sending));
+        }
+    }
+
+    /// What is held back has changed: it is so much.
+    pub fn sort_out(&mut self, holds: usize, is_held: impl Fn(&Sending) -> bool) {
+        self.holds = holds as u64;
+        for sending in self.withdraw(None) {
+            self.push(sending, is_held(&sending));
+        }
     }
 
     /// The next that may go out now.
     pub fn next(&self) -> Option<&Sending> {
         let Reverse(next) = self.waiting.peek()?;
         let ahead: u64 = self.under_way[..=next.level].iter().sum();
-        (ahead == 0 || ahead + next.bytes <= IN_FLIGHT_BYTES_MAX).then_some(next)
+        (ahead == 0 || ahead + next.bytes <= IN_FLIGHT_BYTES_MAX / (1 + self.holds)).then_some(next)
     }
 
     /// Take that out; it is under way from here on.
@@ -49,7 +65,7 @@ impl SendQueue {
         Some(next)
     }
 
-    /// What was under way has come to its end, well or not.
+    /// What was under way has come to its end, well or not, or is held back.
     pub fn landed(&mut self, sending: &Sending) {
         self.under_way[sending.level] -= sending.bytes;
     }
@@ -60,7 +76,12 @@ impl SendQueue {
             .into_iter()
             .partition(|Reverse(one)| collective.is_none_or(|number| one.collective == number));
         self.waiting = left.into();
-        taken.into_iter().map(|Reverse(one)| one).collect()
+        let (mut withdrawn, held): (Vec<_>, Vec<_>) = std::mem::take(&mut self.held)
+            .into_iter()
+            .partition(|one| collective.is_none_or(|number| one.collective == number));
+        self.held = held;
+        withdrawn.extend(taken.into_iter().map(|Reverse(one)| one));
+        withdrawn
     }
 }
 
@@ -108,7 +129,7 @@ mod tests {
             },
         ];
         for i in [3, 0, 4, 2, 1] {
-            queue.push(ordered[i]);
+            queue.push(ordered[i], false);
         }
         let popped: Vec<Sending> = std::iter::from_fn(|| queue.pop()).collect();
         assert_eq!(popped, ordered);
@@ -118,11 +139,11 @@ mod tests {
     fn no_more_than_the_bound_is_under_way_but_the_urgent_does_not_wait_for_it() {
         let mut queue = SendQueue::default();
         for step in 0..12 {
-            queue.push(Sending { step, ..CHUNK });
+            queue.push(Sending { step, ..CHUNK }, false);
         }
         let under_way: Vec<Sending> = std::iter::from_fn(|| queue.pop()).collect();
         assert_eq!(under_way.len(), 8);
-        queue.push(Sending { level: 1, ..CHUNK });
+        queue.push(Sending { level: 1, ..CHUNK }, false);
         assert_eq!(queue.pop().map(|one| one.level), Some(1));
         queue.landed(&Sending { level: 1, ..CHUNK });
         queue.landed(&under_way[0]);
@@ -133,18 +154,43 @@ mod tests {
             ..CHUNK
         };
         let mut empty = SendQueue::default();
-        empty.push(huge);
+        empty.push(huge, false);
         assert_eq!(empty.pop(), Some(huge));
+    }
+
+    #[test]
+    fn what_is_held_back_is_set_aside_in_its_order_and_can_be_withdrawn() {
+        let mut queue = SendQueue::default();
+        for step in [1, 0] {
+            queue.push(Sending { step, ..CHUNK }, true);
+        }
+        queue.push(Sending { step: 2, ..CHUNK }, false);
+        queue.push(Sending { collective: 8, ..CHUNK }, true);
+        assert_eq!(queue.pop().map(|one| one.step), Some(2));
+        assert_eq!(queue.pop(), None);
+        queue.sort_out(1, |one| one.collective == 8);
+        assert_eq!(queue.pop().map(|one| one.step), Some(0));
+        assert_eq!(queue.withdraw(Some(8)).len(), 1);
+        queue.sort_out(1, |_| true);
+        assert_eq!(queue.pop(), None);
+        assert_eq!(queue.withdraw(None).len(), 1);
+        queue.sort_out(3, |_| false);
+        for step in 0..12 {
+            queue.push(Sending { step, ..CHUNK }, false);
+        }
+        let before = CHUNK.bytes * 2; // are under way still
+        let more = std::iter::from_fn(|| queue.pop()).count() as u64 * CHUNK.bytes;
+        assert_eq!(before + more, IN_FLIGHT_BYTES_MAX / 4);
     }
 
     #[test]
     fn what_waits_of_a_collective_is_withdrawn_and_no_other() {
         let mut queue = SendQueue::default();
-        queue.push(CHUNK);
-        queue.push(Sending { collective: 8, ..CHUNK });
+        queue.push(CHUNK, false);
+        queue.push(Sending { collective: 8, ..CHUNK }, false);
         assert_eq!(queue.withdraw(Some(7)), [CHUNK]);
         assert_eq!(queue.pop().map(|one| one.collective), Some(8));
-        queue.push(CHUNK);
+        queue.push(CHUNK, false);
         assert_eq!(queue.withdraw(None), [CHUNK]);
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use bytes::Bytes;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, mpsc};
 
 use crate::borrowed_buffers::Destination;
 use crate::runtime::locks::locked;
@@ -26,6 +26,8 @@ pub trait Channel: Send + Sync {
     fn raise_window(&self, bytes: u64);
     /// The store is full: no new streams for now.
     fn limit_streams(&self);
+    /// Takes frames for its control stream, as many as there is room for, and is closed when it has ended.
+    fn says(&self) -> mpsc::Sender<Vec<u8>>;
     /// Whether it has ended: what its readers still bring would wait for ever.
     fn ended(&self) -> bool;
 }

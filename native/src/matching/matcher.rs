@@ -99,9 +99,10 @@ impl Matcher {
             message.lock().place = Place::Refused(Code::Discarded);
             return message;
         }
+        let begun = queues.has_begun(&key.group, key.step);
         let peer_queues = queues.peer_queues(peer);
         let Some(posts) = peer_queues.posts.get_mut(key) else {
-            peer_queues.store(&message, channel);
+            peer_queues.store(&message, begun, channel);
             return message;
         };
         let post = posts.pop_front().expect("empty queues are removed");
@@ -124,6 +125,9 @@ impl Matcher {
             let operation = post.operation;
             drop(post); // let go of the buffer first
             return self.fail(operation, failure);
+        }
+        if post.key.kind == KIND_COLLECTIVE {
+            queues.begins(&post.key.group, post.key.step);
         }
         let peer_queues = queues.peer_queues(peer);
         let entry = (peer_queues.peer.clone(), post.key.clone());
@@ -192,7 +196,9 @@ impl Matcher {
     /// An operation of a group runs here, and asks for its messages in time: those of a sender (by its tag) that call it
     /// what is given here are not announced.
     pub fn expect(&self, group: &str, step: u64, calls: Vec<(u64, String)>) {
-        self.lock().expected.insert((group.to_owned(), step), calls);
+        let mut queues = self.lock();
+        queues.begins(group, step);
+        queues.expected.insert((group.to_owned(), step), calls);
     }
 
     /// It has ended.

@@ -4,7 +4,8 @@ use std::sync::atomic::Ordering;
 
 use super::*;
 use crate::matching::incoming_message::{Next, OVERHEAD_BYTES};
-use crate::testing::fixtures::{FakeChannel, STREAM_WINDOW_BYTES as WINDOW, header, key};
+use crate::testing::fixtures::{FakeChannel, SAID_MAX, STREAM_WINDOW_BYTES as WINDOW, header, key};
+use crate::wire::Key;
 
 const STORE: u64 = 1 << 20;
 
@@ -244,4 +245,105 @@ fn many_ranks_of_one_name_share_a_few_stores() {
     let held = bench.matcher.held("a");
     assert!(held < 16 * STORE + 64 * WINDOW, "{} stores", held / STORE);
     assert!(held > 4 * STORE);
+}
+
+/// What was said since: from which step on a group waits, or goes on.
+fn said(path: &FakeChannel) -> Vec<(u64, bool)> {
+    path.heard().iter().map(|hold| (hold.step, hold.waits)).collect()
+}
+
+impl Bench {
+    /// A part of an operation arrives that is a sixteenth of the store.
+    fn part(&self, path: &Arc<FakeChannel>, step: u64, part: u64) -> Arc<IncomingMessage> {
+        let key = Bench::part_key(step, part);
+        let header = Header {
+            key,
+            ..header(0, WINDOW - OVERHEAD_BYTES)
+        };
+        self.matcher.arrived(&self.peer, header, &**path)
+    }
+
+    fn part_key(step: u64, part: u64) -> Key {
+        let (kind, group) = (KIND_COLLECTIVE, "g".to_owned());
+        Key {
+            kind,
+            group,
+            step,
+            bucket: part,
+            ..key(0)
+        }
+    }
+
+    fn post_part(&self, step: u64, part: u64) {
+        let (operation, key) = (step * 100 + part, Bench::part_key(step, part));
+        self.matcher.post(
+            "a",
+            Post {
+                operation,
+                key,
+                buffer: None,
+            },
+        );
+    }
+}
+
+#[test]
+fn an_operation_that_comes_when_half_of_the_store_is_taken_is_held_back_until_it_begins() {
+    let bench = Bench::new();
+    let path = path(1);
+    for part in 0..8 {
+        bench.part(&path, 5, part);
+    }
+    assert_eq!(said(&path), []);
+    bench.part(&path, 5, 8);
+    bench.part(&path, 5, 9);
+    bench.part(&path, 6, 0);
+    bench.part(&path, 7, 0);
+    bench.arrive(&path, 1, 5); // of no collective
+    assert_eq!(said(&path), [(5, true), (6, true), (7, true)]);
+    bench.post_part(5, 0);
+    bench.post_part(5, 1);
+    assert_eq!(said(&path), [(5, false)]);
+    bench.part(&path, 5, 10);
+    assert_eq!(said(&path), [], "it has begun");
+    bench.matcher.expect("g", 6, Vec::new());
+    assert_eq!(said(&path), [(6, false)]);
+    bench.matcher.discard("g", 8);
+    assert_eq!(said(&path), [(7, false)]);
+    for part in 0..9 {
+        bench.part(&path, 9, part);
+    }
+    bench.matcher.discard("g", 0); // another group may have its name
+    assert_eq!(said(&path), [(9, true), (9, false)]);
+}
+
+#[test]
+fn what_is_left_of_an_operation_holds_no_later_one_back() {
+    let bench = Bench::new();
+    let path = path(1);
+    for part in 0..9 {
+        bench.part(&path, 5, part);
+    }
+    assert_eq!(said(&path), [(5, true)]);
+    bench.post_part(6, 0); // 5 has failed here
+    assert_eq!(said(&path), [(5, false)]);
+    bench.part(&path, 5, 9);
+    bench.part(&path, 4, 0);
+    assert_eq!(said(&path), []);
+}
+
+#[test]
+fn a_hold_is_said_over_each_connection_and_there_are_no_more_than_there_is_room_for() {
+    let bench = Bench::new();
+    let (first, second) = (path(1), path(2));
+    for step in 0..20 {
+        bench.part(&first, step, 0);
+    }
+    assert_eq!(said(&first).len(), SAID_MAX / 2, "each keeps room for its end");
+    bench.part(&second, 8, 1);
+    assert_eq!(said(&second), [(8, true)]);
+    first.close();
+    bench.matcher.disconnected("a", 1, None);
+    bench.post_part(9, 0);
+    assert_eq!(said(&second), [(8, false)]);
 }

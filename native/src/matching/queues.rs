@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Weak};
 
+use super::holds::Held;
 use super::incoming_message::IncomingMessage;
 use crate::borrowed_buffers::Posted;
 use crate::events::Failure;
@@ -21,6 +22,7 @@ pub(super) struct PeerQueues {
     pub(super) arrivals: HashMap<Key, Waiting>,
     pub(super) attached: HashMap<u64, Arc<IncomingMessage>>,
     pub(super) accounts: HashMap<String, Account>,
+    pub(super) held: Held,
     pub(super) store_bytes_max: u64,
 }
 
@@ -72,6 +74,8 @@ pub(super) struct Queues {
     pub(super) open: HashMap<u64, (Arc<str>, Key)>,
     /// Steps before which a group's messages are dropped, each with the age of its rule.
     pub(super) floors: HashMap<String, (u64, u64)>,
+    /// The latest operation of each group that has begun here.
+    pub(super) begun: HashMap<String, u64>,
     /// Operations that run here, by group and number: what the messages of each sender (by tag) say of the call.
     pub(super) expected: HashMap<(String, u64), Vec<(u64, String)>>,
     /// Messages that came before their collectives asked for them, since that was last looked at.
@@ -89,6 +93,7 @@ impl Queues {
             by_peer: HashMap::new(),
             open: HashMap::new(),
             floors: HashMap::new(),
+            begun: HashMap::new(),
             expected: HashMap::new(),
             early: Vec::new(),
             numbers: 0,
@@ -105,6 +110,7 @@ impl Queues {
                 arrivals: HashMap::new(),
                 attached: HashMap::new(),
                 accounts: HashMap::new(),
+                held: Held::default(),
                 store_bytes_max: self.store_bytes_max,
             };
             self.by_peer.insert(peer, fresh);
@@ -114,6 +120,19 @@ impl Queues {
 
     pub(super) fn floor(&self, group: &str) -> u64 {
         self.floors.get(group).map_or(0, |(step, _)| *step)
+    }
+
+    /// An operation of a group begins here, perhaps again.
+    pub(super) fn begins(&mut self, group: &str, step: u64) {
+        if !self.has_begun(group, step) {
+            self.begun.insert(group.to_owned(), step);
+            self.by_peer.values_mut().for_each(|one| one.held.release(group, step));
+        }
+    }
+
+    /// Whether an operation has begun here, or a later one.
+    pub(super) fn has_begun(&self, group: &str, step: u64) -> bool {
+        self.begun.get(group).is_some_and(|latest| *latest >= step)
     }
 
     /// Whether an operation that runs here asks for a message in time.

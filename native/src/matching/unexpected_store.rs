@@ -21,7 +21,9 @@ impl PeerQueues {
     }
 
     /// Keep a message that nobody has posted for.
-    pub(super) fn store(&mut self, message: &Arc<IncomingMessage>, channel: &dyn Channel) {
+    ///
+    /// `begun`: its operation has begun here.
+    pub(super) fn store(&mut self, message: &Arc<IncomingMessage>, begun: bool, channel: &dyn Channel) {
         let charged = self.accounts.entry(message.account.clone()).or_default().charged;
         let store = self.store_bytes();
         let length = message.header.length;
@@ -50,7 +52,11 @@ impl PeerQueues {
         }
         let total = charged + state.charged;
         account.charged = total;
+        let crowded = total > store / 2 || matches!(state.place, Place::Stalled(_));
         drop(state);
+        if crowded && !begun {
+            self.held.hold(message, channel);
+        }
         let waiting = self.arrivals.entry(message.header.key.clone()).or_default();
         waiting.incomplete.insert(message.number, message.clone());
         if total >= store {

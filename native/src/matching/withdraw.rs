@@ -42,6 +42,7 @@ impl Matcher {
         let Some(peer_queues) = queues.by_peer.get_mut(peer) else {
             return;
         };
+        peer_queues.held.forget(connection);
         let mut freed: Vec<Post> = Vec::new();
         peer_queues.attached.retain(|operation, message| {
             if message.connection != connection {
@@ -136,6 +137,11 @@ impl Matcher {
         let mut queues = self.lock();
         if before_step == 0 {
             queues.floors.remove(group);
+            queues.begun.remove(group);
+            queues
+                .by_peer
+                .values_mut()
+                .for_each(|one| one.held.release(group, u64::MAX));
             return;
         }
         let before_step = before_step.max(queues.floor(group));
@@ -148,6 +154,7 @@ impl Matcher {
             }
         }
         for peer_queues in queues.by_peer.values_mut() {
+            peer_queues.held.release(group, before_step - 1);
             let old: Vec<Arc<IncomingMessage>> = peer_queues
                 .arrivals
                 .iter()

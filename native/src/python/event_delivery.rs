@@ -164,6 +164,9 @@ fn tell(py: Python<'_>, event: Event) -> PyResult<Option<Bound<'_, PyTuple>>> {
             let header = header.map(|header| tell_header(py, header)).transpose()?;
             ("step-failed", collective, peer, bytes, failure, header).into_pyobject(py)?
         }
+        Event::Hold { connection, hold } => {
+            ("hold", connection, hold.group, hold.step, hold.waits).into_pyobject(py)?
+        }
         Event::CollectiveEnded {
             collective,
             complete,

@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use quinn_proto::VarInt;
 use tokio::runtime::Handle;
-use tokio::sync::{self, Notify};
+use tokio::sync::{self, Notify, mpsc};
 
 use super::context::{Context, Registry};
 use crate::congestion::path_measurement::PathMeasurement;
 use crate::events::Failure;
+use crate::matching::holds::HOLDS_MAX;
 use crate::matching::incoming_message::Channel;
 use crate::quic::connection::Connection;
 use crate::quic::send_scheduler::SendScheduler;
@@ -72,6 +73,8 @@ pub struct PeerSession {
     pub(super) tokens: OnceLock<Tokens>,
     /// Told when the caller wants no connection any more before there is one.
     pub(super) unwanted: Notify,
+    /// What is to go into the control stream behind the hello.
+    says: mpsc::Sender<Vec<u8>>,
     pub(super) state: Mutex<State>,
     /// Sends that may still tell of themselves.
     pub sends: Arc<TaskTracker>,
@@ -92,6 +95,8 @@ pub(super) struct State {
     pub(super) streams_limited: bool,
     pub(super) dead_after: Duration,
     pub(super) link: Option<Arc<Link>>,
+    /// Until the control stream is there.
+    pub(super) to_say: Option<mpsc::Receiver<Vec<u8>>>,
     pub(super) frames_heard: u64,
     pub(super) heard_at: Instant,
 }
@@ -108,6 +113,7 @@ impl PeerSession {
             thread,
             measure,
         } = setup;
+        let (says, to_say) = mpsc::channel(HOLDS_MAX);
         let state = State {
             peer: remote_name(remote).into(),
             account: String::new(),
@@ -121,6 +127,7 @@ impl PeerSession {
             streams_limited: false,
             dead_after: context.settings.dead_after,
             link: None,
+            to_say: Some(to_say),
             frames_heard: 0,
             heard_at: Instant::now(),
         };
@@ -142,6 +149,7 @@ impl PeerSession {
             connection: OnceLock::new(),
             tokens: OnceLock::new(),
             unwanted: Notify::new(),
+            says,
             state: Mutex::new(state),
             sends: Arc::default(),
             receives: Arc::default(),
@@ -284,6 +292,10 @@ impl Channel for PeerSession {
 
     fn limit_streams(&self) {
         self.set_stream_limit(true);
+    }
+
+    fn says(&self) -> mpsc::Sender<Vec<u8>> {
+        self.says.clone()
     }
 
     fn ended(&self) -> bool {

@@ -10,7 +10,7 @@ use crate::events::Event;
 use crate::matching::incoming_message::{IncomingMessage, Next};
 use crate::quic::streams::{ReadError, RecvStream};
 use crate::runtime::task_tracker::Tracked;
-use crate::wire::{Code, ControlReader, HEADER_BYTES_MAX, Header, HeaderReader, Violation, code_name};
+use crate::wire::{Code, ControlFrame, ControlReader, HEADER_BYTES_MAX, Header, HeaderReader, Violation, code_name};
 
 /// Read at once: about 45 KB of full packets, copied while they are in the cache.
 const CHUNKS: usize = 32;
@@ -41,13 +41,15 @@ async fn listen_to_control(session: Arc<PeerSession>, mut stream: RecvStream) {
             }
             Err(ReadError::Lost) => return,
         };
-        let hello = |body: &[u8]| {
-            session.context.events.push(Event::Hello {
-                connection: session.number,
-                body: body.to_vec(),
-            });
+        let (events, connection) = (&session.context.events, session.number);
+        let hear = |frame: ControlFrame<'_>| match frame {
+            ControlFrame::Hello(body) => {
+                let body = body.to_vec();
+                events.push(Event::Hello { connection, body });
+            }
+            ControlFrame::Hold(hold) => events.push_hold(connection, hold),
         };
-        if let Err(violation) = reader.take(&piece, hello) {
+        if let Err(violation) = reader.take(&piece, hear) {
             break violation;
         }
     };

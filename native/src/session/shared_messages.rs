@@ -9,6 +9,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
 
+use tokio::sync::mpsc;
 use tokio::time::sleep;
 
 use super::peer_session::{PeerSession, Stage};
@@ -74,6 +75,10 @@ impl Channel for SharedChannel {
     fn limit_streams(&self) {
         self.full.store(true, SeqCst);
         self.session.limit_streams();
+    }
+
+    fn says(&self) -> mpsc::Sender<Vec<u8>> {
+        self.session.says()
     }
 
     fn ended(&self) -> bool {

@@ -38,7 +38,7 @@ enum End {
     Aborted(Failure),
 }
 
-/// Open the control stream and say hello; it stays open as long as the connection.
+/// Open the control stream and say hello, then what is to be said; it stays open as long as the connection.
 pub async fn say_hello(session: Arc<PeerSession>, hello: Bytes) {
     let Some(connection) = session.connection() else {
         return;
@@ -48,8 +48,18 @@ pub async fn say_hello(session: Arc<PeerSession>, hello: Bytes) {
         return;
     };
     stream.set_priority(rank(0, 0));
-    if stream.write_all(hello).await.is_ok() {
-        connection.closed().await;
+    let Some(mut to_say) = session.lock().to_say.take() else {
+        return;
+    };
+    let mut next = Some(hello);
+    while let Some(frame) = next {
+        if stream.write_all(frame).await.is_err() {
+            return;
+        }
+        next = tokio::select! {
+            frame = to_say.recv() => frame.map(Bytes::from),
+            _ = connection.closed() => None,
+        };
     }
 }
 

@@ -2,21 +2,24 @@
 //!
 //! The key is Ed25519's, whose signatures are all of one length, so that the packets of a handshake are too.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use quinn_proto::crypto::{ClientConfig, ServerConfig};
+use tokio::sync::mpsc;
 
 use crate::matching::incoming_message::Channel;
 use crate::quic::tls::Identity;
 use crate::settings::Settings;
+use crate::wire::{ControlFrame, ControlReader, Hold};
 #[cfg(test)]
 use crate::wire::{Header, Key};
 
 const PROTOCOL: &str = "hive-tensor/1";
 /// Of a `FakeChannel`.
 pub const STREAM_WINDOW_BYTES: u64 = 1 << 16;
+pub const SAID_MAX: usize = 8;
 const SECRET: [u8; 32] = [
     0x9d, 0x61, 0xb1, 0x9d, 0xef, 0xfd, 0x5a, 0x60, 0xba, 0x84, 0x4a, 0xf4, 0x92, 0xec, 0x2c, 0xc4, 0x44, 0x49, 0xc5,
     0x69, 0x7b, 0x32, 0x69, 0x19, 0x70, 0x3b, 0xac, 0x03, 0x1c, 0xae, 0x7f, 0x60,
@@ -57,6 +60,40 @@ pub struct FakeChannel {
     pub window_raise: AtomicU64,
     pub closed: AtomicBool,
     pub ended: AtomicBool,
+    pub said: Said,
+}
+
+impl FakeChannel {
+    /// What was said in its control stream since.
+    pub fn heard(&self) -> Vec<Hold> {
+        let (mut reader, mut heard) = (ControlReader::default(), Vec::new());
+        let mut said = self.said.1.lock().expect("nobody panics there");
+        let frames = std::iter::from_fn(|| said.try_recv().ok());
+        for frame in std::iter::once(vec![0, 1, 0xa0]).chain(frames) {
+            let hear = |frame: ControlFrame<'_>| match frame {
+                ControlFrame::Hold(hold) => heard.push(hold),
+                ControlFrame::Hello(_) => {}
+            };
+            reader.take(&frame, hear).expect("it is well written");
+        }
+        heard
+    }
+
+    /// As when the connection has ended.
+    #[cfg(test)]
+    pub fn close(&self) {
+        self.said.1.lock().unwrap().close();
+    }
+}
+
+/// The two ends of what goes into its control stream.
+pub struct Said(mpsc::Sender<Vec<u8>>, Mutex<mpsc::Receiver<Vec<u8>>>);
+
+impl Default for Said {
+    fn default() -> Self {
+        let (says, said) = mpsc::channel(SAID_MAX);
+        Self(says, Mutex::new(said))
+    }
 }
 
 impl Channel for FakeChannel {
@@ -78,6 +115,10 @@ impl Channel for FakeChannel {
 
     fn limit_streams(&self) {
         self.closed.store(true, Ordering::SeqCst);
+    }
+
+    fn says(&self) -> mpsc::Sender<Vec<u8>> {
+        self.said.0.clone()
     }
 
     fn ended(&self) -> bool {

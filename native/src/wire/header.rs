@@ -137,11 +137,11 @@ fn check_length(dtype: &str, shape: &[u64], length: u64) -> Result<(), Violation
     Ok(())
 }
 
-fn unsigned(value: i128, name: &str) -> Result<u64, Violation> {
+pub(super) fn unsigned(value: i128, name: &str) -> Result<u64, Violation> {
     u64::try_from(value).map_err(|_| invalid(format!("{name} is not an unsigned 64-bit integer")))
 }
 
-struct Fields<'a>(Vec<(i128, Value<'a>)>);
+pub(super) struct Fields<'a>(pub(super) Vec<(i128, Value<'a>)>);
 
 impl<'a> Fields<'a> {
     fn take(&mut self, key: i128) -> Option<Value<'a>> {
@@ -149,7 +149,7 @@ impl<'a> Fields<'a> {
         Some(self.0.swap_remove(at).1)
     }
 
-    fn text(&mut self, key: i128, name: &str) -> Result<&'a str, Violation> {
+    pub(super) fn text(&mut self, key: i128, name: &str) -> Result<&'a str, Violation> {
         match self.take(key) {
             None => Ok(""),
             Some(Value::Text(text)) => Ok(text),
@@ -157,7 +157,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    fn int(&mut self, key: i128, name: &str) -> Result<i128, Violation> {
+    pub(super) fn int(&mut self, key: i128, name: &str) -> Result<i128, Violation> {
         match self.take(key) {
             None => Ok(0),
             Some(Value::Int(number)) => Ok(number),

@@ -32,42 +32,53 @@ pub fn encode_header(header: &Header) -> Option<Vec<u8>> {
     map.int(11, header.length);
     map.some(14, &header.call);
 
-    let mut body = Vec::with_capacity(1 + map.fields.len());
-    put(&mut body, MAP, map.count);
-    body.append(&mut map.fields);
+    let body = map.body();
     if !decode_header(&body).is_ok_and(|read| read == *header) {
         return None;
     }
-    let length = body.len() as u16; // as `decode_header` has checked
+    Some(behind_its_length(&body)) // as `decode_header` has checked
+}
+
+/// Of at most `HEADER_BYTES_MAX`.
+pub(super) fn behind_its_length(body: &[u8]) -> Vec<u8> {
+    let length = body.len() as u16;
     let mut written = if length < 0x40 {
         vec![length as u8]
     } else {
         (0x4000 | length).to_be_bytes().to_vec()
     };
-    written.append(&mut body);
-    Some(written)
+    written.extend_from_slice(body);
+    written
 }
 
 /// The fields of a map, whose keys come in their order and are less than 24.
 #[derive(Default)]
-struct Map {
+pub(super) struct Map {
     count: u64,
     fields: Vec<u8>,
 }
 
 impl Map {
+    /// The map as it is written.
+    pub(super) fn body(&self) -> Vec<u8> {
+        let mut body = Vec::with_capacity(1 + self.fields.len());
+        put(&mut body, MAP, self.count);
+        body.extend_from_slice(&self.fields);
+        body
+    }
+
     fn key(&mut self, number: u8) {
         self.count += 1;
         put(&mut self.fields, UNSIGNED, u64::from(number));
     }
 
-    fn int(&mut self, number: u8, value: u64) {
+    pub(super) fn int(&mut self, number: u8, value: u64) {
         self.key(number);
         put(&mut self.fields, UNSIGNED, value);
     }
 
     /// A text, where it is not empty.
-    fn some(&mut self, number: u8, text: &str) {
+    pub(super) fn some(&mut self, number: u8, text: &str) {
         if !text.is_empty() {
             self.key(number);
             put(&mut self.fields, TEXT, text.len() as u64);

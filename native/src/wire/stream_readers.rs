@@ -7,10 +7,19 @@ use bytes::Bytes;
 use super::error_codes::{Code, Violation};
 use super::framing::{split_frame, split_header};
 use super::header::{Header, decode_header};
+use super::hold::{FRAME_HOLD, Hold};
 
 const FRAME_HELLO: u64 = 0;
 
-/// Reads a control stream: frames one behind the other, of which one is a hello and others are skipped.
+/// What a frame of a control stream says.
+#[derive(Debug, PartialEq, Eq)]
+pub enum ControlFrame<'a> {
+    /// The map of the peer's hello.
+    Hello(&'a [u8]),
+    Hold(Hold),
+}
+
+/// Reads a control stream: frames one behind the other, the first a hello. Those of unknown types are skipped.
 #[derive(Default)]
 pub struct ControlReader {
     begun: Vec<u8>,
@@ -18,16 +27,22 @@ pub struct ControlReader {
 }
 
 impl ControlReader {
-    /// Take a piece; `hello` is given the map of the peer's hello when that is whole.
-    pub fn take(&mut self, piece: &[u8], mut hello: impl FnMut(&[u8])) -> Result<(), Violation> {
+    /// Take a piece; `hear` is given each frame when that is whole.
+    pub fn take(&mut self, piece: &[u8], mut hear: impl FnMut(ControlFrame<'_>)) -> Result<(), Violation> {
         self.begun.extend_from_slice(piece);
         let mut at = 0;
         while let Some((kind, start, end)) = split_frame(&self.begun[at..])? {
-            if kind == FRAME_HELLO {
-                if std::mem::replace(&mut self.greeted, true) {
-                    return Err(Violation::new(Code::ProtocolViolation, "said hello twice"));
+            let body = &self.begun[at + start..at + end];
+            let out_of_place = |what| Err(Violation::new(Code::ProtocolViolation, what));
+            match kind {
+                FRAME_HELLO if self.greeted => return out_of_place("said hello twice"),
+                FRAME_HELLO => {
+                    self.greeted = true;
+                    hear(ControlFrame::Hello(body));
                 }
-                hello(&self.begun[at + start..at + end]);
+                FRAME_HOLD if !self.greeted => return out_of_place("sent something else before its hello"),
+                FRAME_HOLD => hear(ControlFrame::Hold(Hold::decode(body)?)),
+                _ => {}
             }
             at += end;
         }

@@ -183,10 +183,44 @@ fn streams_are_read_alike_however_they_are_cut() {
     for size in 1..=stream.len() {
         let (mut reader, mut hellos) = (ControlReader::default(), Vec::new());
         for piece in stream.chunks(size) {
-            reader.take(piece, |hello| hellos.push(hello.to_vec())).unwrap();
+            reader
+                .take(piece, |frame| match frame {
+                    ControlFrame::Hello(hello) => hellos.push(hello.to_vec()),
+                    ControlFrame::Hold(_) => panic!("nobody said that"),
+                })
+                .unwrap();
         }
         assert_eq!((hellos, reader.kept()), (vec![wire[start..end].to_vec()], 1));
         let twice = reader.take(&[&[0], &wire[..]].concat(), |_| panic!("it is refused"));
         assert_eq!(twice.unwrap_err().code, Code::ProtocolViolation);
+    }
+}
+
+#[test]
+fn a_hold_is_read_as_it_was_written_and_comes_behind_a_hello() {
+    for (group, step, waits) in [("", 0, false), ("g", 7, true), (&"é".repeat(64)[..], u64::MAX, true)] {
+        let group = group.to_owned();
+        let hold = Hold { group, step, waits };
+        let mut reader = ControlReader::default();
+        let refused = reader.take(&hold.frame(), |_| panic!("it is out of place"));
+        assert_eq!(refused.unwrap_err().code, Code::ProtocolViolation);
+        let (mut reader, mut heard) = (ControlReader::default(), Vec::new());
+        reader.take(&[0, 1, 0xa0], |_| {}).unwrap();
+        let hear = |frame: ControlFrame<'_>| {
+            heard.extend(match frame {
+                ControlFrame::Hold(hold) => Some(hold),
+                ControlFrame::Hello(_) => None,
+            })
+        };
+        reader.take(&hold.frame(), hear).unwrap();
+        assert_eq!(heard, [hold]);
+    }
+    let (group, step, waits) = ("grads".to_owned(), 7, true);
+    let wire = bytes_of(field(vectors("control")[1], "wire"));
+    assert_eq!(Hold { group, step, waits }.frame(), wire);
+    for wrong in [&[0xa1, 2, 2][..], &[0xa1, 0, 1], &[0xa1, 1, 0x20], &[0x80]] {
+        let frame = [&[0, 1, 0xa0, 1, wrong.len() as u8], wrong].concat();
+        let refused = ControlReader::default().take(&frame, |_| {});
+        assert_eq!(refused.unwrap_err().code, Code::HeaderInvalid, "{wrong:?}");
     }
 }

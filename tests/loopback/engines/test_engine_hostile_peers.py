@@ -13,7 +13,7 @@ from hive_qos.errors import CancelledError, ConnectionLostError, PeerError
 from transport.engine.base import EngineSettings, Received
 from transport.identity import ephemeral_identity
 from transport.identity.credentials import Trust
-from transport.wire.control_frames import encode_frame
+from transport.wire.control_frames import encode_frame, encode_hold
 from transport.wire.error_codes import WireCode
 from transport.wire.header import Header, Kind, encode_header
 from transport.wire.varint import encode_varint
@@ -130,6 +130,9 @@ CONTROL = {
     "a run that is no bytes": (encode_frame(0, {0: 1, 5: "job", 6: "x"}), WireCode.HELLO_INVALID),
     "hello twice": (HELLO + HELLO, WireCode.PROTOCOL_VIOLATION),
     "an endless frame": (b"\x00" + encode_varint(5000), WireCode.PROTOCOL_VIOLATION),
+    "a hold before its hello": (encode_hold("g", 1, waits=True), WireCode.PROTOCOL_VIOLATION),
+    "a hold of neither kind": (HELLO + encode_frame(1, {0: "g", 1: 1, 2: 2}), WireCode.HEADER_INVALID),
+    "a hold of no group": (HELLO + encode_frame(1, {0: "g" * 129}), WireCode.HEADER_INVALID),
     "garbage": (b"\x00\x02\xff\xff", WireCode.HEADER_INVALID),
 }
 

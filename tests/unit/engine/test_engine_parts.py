@@ -5,7 +5,9 @@ The stack is `Stack`, which does what the real one does of what is asked here (`
 
 from __future__ import annotations
 
+import math
 import random
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -16,6 +18,7 @@ from transport.engine.aioquic.matching import Matcher, Post
 from transport.engine.aioquic.receive_streams import PIECES_MAX, Incoming
 from transport.engine.aioquic.send_streams import Outgoing, SendStream
 from transport.engine.base import Event, OperationFailed, Received, UnexpectedMessage
+from transport.wire.control_frames import FrameReader, read_hold
 from transport.wire.error_codes import WireCode, WireError
 from transport.wire.header import Header, Kind, MatchKey, encode_header
 
@@ -242,16 +245,45 @@ class Desk:
     def __init__(self, *, store: int = 8 * MIB, window: int = MIB) -> None:
         self.events: list[Event] = []
         self.floors: dict[str, int] = {}
-        self.matcher = Matcher("p", store_bytes_max=store, floors=self.floors, emit=self.events.append)
+        self.begun: dict[str, int] = {}
+        self.said: list[tuple[int, bool]] = []
+        self.matcher = Matcher(
+            "p", store_bytes_max=store, floors=self.floors, begun=self.begun, emit=self.events.append
+        )
         self.operations = 0
         self.window = window
         self.channel = self.connect()
 
     def connect(self, account: object = None) -> Incoming:
         self.stack = Stack(data_limit=self.window)
-        channel = incoming(self.stack, window=self.window)
+        channel = incoming(self.stack, window=self.window, say=self.say)
         channel.begin(self.matcher, account=account)
         return channel
+
+    def say(self, frame: bytes, behind_bytes_max: float) -> bool:
+        ((_, fields),) = FrameReader().feed(frame)
+        _, step, waits = read_hold(fields)
+        if len(self.said) >= 4 and behind_bytes_max < math.inf:
+            return False
+        self.said.append((step, waits))
+        return True
+
+    def taken(self) -> list[tuple[int, bool]]:
+        said, self.said = self.said, []
+        return said
+
+    def part(self, step: int, part: int) -> None:
+        """An eighth of the store, of a collective."""
+        header = Header(kind=Kind.COLLECTIVE, group="g", step=step, bucket=part, length=MIB - 4096)
+        self.data(6 + 400 * step + 4 * part, encode_header(header), False)
+
+    def post_part(self, step: int, part: int) -> None:
+        key = MatchKey(kind=Kind.COLLECTIVE, group="g", step=step, bucket=part)
+        if step > self.begun.get("g", -1):
+            self.begun["g"] = step
+            self.matcher.release("g", step)
+        self.operations += 1
+        self.matcher.post(Post(self.operations, "p", key, memoryview(bytearray(MIB))))
 
     def data(self, stream_id: int, data: bytes, end: bool) -> None:
         """The next bytes of a stream, as far as the peer may send them."""
@@ -268,7 +300,9 @@ class BeyondCredit(Exception):
     """aioquic would close the connection."""
 
 
-def incoming(stack: Stack, *, window: int) -> Incoming:
+def incoming(
+    stack: Stack, *, window: int, say: Callable[[bytes, float], bool] = lambda _frame, _most: False
+) -> Incoming:
     return Incoming(
         stack,  # type: ignore[arg-type]
         first_id=2,
@@ -276,6 +310,7 @@ def incoming(stack: Stack, *, window: int) -> Incoming:
         window_bytes=window,
         message_bytes_max=2**40,
         on_control=lambda kind, fields: None,
+        say=say,
     )
 
 
@@ -517,3 +552,34 @@ def test_ranks_that_share_a_name_have_a_store_each() -> None:
     assert desk.stack.granted[6] > 400_000
     desk.matcher.disconnected(other)
     assert desk.matcher._reserved[7] == 0
+
+
+def test_an_operation_that_comes_when_half_of_the_store_is_taken_is_held_back_until_it_begins() -> None:
+    desk = Desk()
+    for part in range(4):
+        desk.part(5, part)
+    assert desk.taken() == []
+    desk.part(5, 4)
+    desk.part(5, 5)
+    desk.part(6, 0)
+    assert desk.taken() == [(5, True), (6, True)]
+    desk.post_part(5, 0)
+    assert desk.taken() == [(5, False)]
+    desk.part(5, 6)
+    assert desk.taken() == []
+    desk.post_part(6, 1)
+    assert desk.taken() == [(6, False)]
+
+
+def test_a_hold_ends_with_its_connection_and_there_are_no_more_than_there_is_room_for() -> None:
+    desk = Desk()
+    for step in range(12):
+        desk.part(step, 0)
+    assert len(desk.taken()) == 4
+    first, desk.channel = desk.channel, desk.connect()
+    for part in range(5):
+        desk.part(12, part)
+    assert desk.taken() == [(12, True)]
+    desk.matcher.disconnected(first)
+    desk.matcher.release("g", 12)
+    assert desk.taken() == [(12, False)]

@@ -150,6 +150,7 @@ class Core(Loop):
             on_ready=self._ready,
             on_sent=self.operations.sent,
             on_stopped=self.operations.stopped,
+            on_hold=self.operations.hold,
             **options,
         )
         self._sessions.append(session)

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hive_qos.errors import CancelledError, PeerError, TransportError
+from transport.engine.aioquic.holds import Held
 from transport.engine.base import Event, OperationFailed, Received, UnexpectedMessage
 from transport.wire.error_codes import WireCode
 from transport.wire.header import Header, MatchKey
@@ -96,20 +97,29 @@ class Matcher:
 
     Args:
         floors: by group, the step before which messages are abandoned; the caller's, and looked up when it matters.
+        begun: by group, its latest operation that has begun; likewise.
     """
 
     def __init__(
-        self, peer: str, *, store_bytes_max: int, floors: Mapping[str, int], emit: Callable[[Event], None]
+        self,
+        peer: str,
+        *,
+        store_bytes_max: int,
+        floors: Mapping[str, int],
+        begun: Mapping[str, int],
+        emit: Callable[[Event], None],
     ) -> None:
         self.peer = peer
         self.store_bytes_max = store_bytes_max
         self._floors = floors
+        self._begun = begun
         self._emit = emit
         self._reserved: dict[Hashable, int] = {}
         self._operations: dict[int, Post] = {}
         self._posts: dict[MatchKey, deque[Post]] = {}
         self._arrivals: dict[MatchKey, OrderedDict[ReceiveStream, None]] = {}
         self._stalled: dict[ReceiveStream, None] = {}
+        self._held = Held()
 
     @property
     def reserved(self) -> int:
@@ -139,6 +149,10 @@ class Matcher:
         self._attach(post, stream)
         if stream.complete:
             self.completed(stream)
+
+    def release(self, group: str, last: int) -> None:
+        """A group's operations to this one have begun, or are over."""
+        self._held.release(group, last)
 
     def cancel(self, operation: int) -> bool:
         """Withdraw a post; a message that it had taken is refused. Whether there was one."""
@@ -201,6 +215,7 @@ class Matcher:
 
     def disconnected(self, channel: Incoming) -> None:
         """A connection ended: its half messages are gone, and the posts they had taken are first in line again."""
+        self._held.forget(channel)
         for waiting in list(self._arrivals.values()):
             for stream in [one for one in waiting if one.channel is channel]:
                 stream.channel = None
@@ -265,6 +280,8 @@ class Matcher:
             self._stalled[stream] = None
         else:
             stream.channel.grant(stream, stream.head_bytes + length)
+        if not stream.free and stream.message.step > self._begun.get(stream.message.group, -1):
+            self._held.hold(stream)
 
     def _unstall(self) -> None:
         """Grant stalled messages what has become free, oldest first."""

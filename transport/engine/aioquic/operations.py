@@ -13,8 +13,9 @@ from transport.engine.aioquic.matching import Matcher, Post
 from transport.engine.aioquic.receive_streams import code_name
 from transport.engine.aioquic.send_streams import SendStream
 from transport.engine.aioquic.session import Session
-from transport.engine.base import Event, OperationFailed, SendDone
+from transport.engine.base import Event, Hold, OperationFailed, SendDone
 from transport.wire.error_codes import WireCode
+from transport.wire.header import U64_MAX, Kind
 
 GROUPS_MAX = 1024
 """Groups whose abandoned steps are remembered; the oldest is forgotten."""
@@ -41,6 +42,7 @@ class Operations:
         self._sends: dict[int, tuple[Session, SendStream]] = {}
         self._matchers: dict[str, Matcher] = {}
         self._floors: dict[str, int] = {}
+        self._begun: dict[str, int] = {}
 
     # Commands
 
@@ -61,6 +63,11 @@ class Operations:
 
     def post(self, post: Post) -> None:
         """Wait for a message."""
+        key = post.key
+        if key.kind is Kind.COLLECTIVE and key.step > self._begun.get(key.group, -1):
+            self._begun[key.group] = key.step
+            for matcher in self._matchers.values():
+                matcher.release(key.group, key.step)
         self.matcher(post.peer).post(post)
         self._wake_peer(post.peer)
 
@@ -82,11 +89,15 @@ class Operations:
         """Forget a group's earlier steps."""
         floor = max(before_step, self._floors.pop(group, 0))
         if before_step == 0:
+            self._begun.pop(group, None)
+            for matcher in self._matchers.values():
+                matcher.release(group, U64_MAX)
             return
         self._floors[group] = floor
         if len(self._floors) > GROUPS_MAX:
             del self._floors[next(iter(self._floors))]
         for matcher in self._matchers.values():
+            matcher.release(group, floor - 1)
             matcher.discard()
             self._wake_peer(matcher.peer)
 
@@ -96,7 +107,11 @@ class Operations:
         """The peer's, made where there is none."""
         if peer not in self._matchers:
             self._matchers[peer] = Matcher(
-                peer, store_bytes_max=self._store_bytes_max, floors=self._floors, emit=self._emit
+                peer,
+                store_bytes_max=self._store_bytes_max,
+                floors=self._floors,
+                begun=self._begun,
+                emit=self._emit,
             )
         return self._matchers[peer]
 
@@ -120,6 +135,11 @@ class Operations:
             if code in (WireCode.CANCELLED, WireCode.DISCARDED):
                 error = CancelledError(f"{session.peer} {reason}")
             self._fail(stream, error)
+
+    def hold(self, session: Session, group: str, step: int, waits: bool) -> None:
+        """The peer has collectives wait, or go on."""
+        if session.number is not None:
+            self._emit(Hold(session.number, group, step, waits))
 
     def lose_sends(self, session: Session, reason: str) -> None:
         """A connection is over: fail what was under way on it."""

@@ -6,17 +6,20 @@ connection's window is what arrived and is still held for the peer, plus `window
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 from transport.engine.aioquic.exceptions import OpenedConnection
 from transport.engine.aioquic.matching import Matcher, ReceiveStream
-from transport.wire.control_frames import FrameReader
+from transport.wire.control_frames import FrameReader, encode_hold
 from transport.wire.error_codes import WireCode, WireError
 from transport.wire.header import decode_header, split_header
 
 PIECES_MAX = 4096
 """Separate pieces of all messages of a connection: gaps in what arrived. More is made to cost us memory and time."""
+HOLDS_MAX, UNSAID_BYTES_MAX = 1024, 2**16
+"""That have not ended, and bytes of frames that wait for credit. Beyond that nobody is held back."""
 BEFORE_HELLO_BYTES_MAX = 2**20
 """Of messages that overtake the hello: the windows of the first three round trips are less."""
 
@@ -28,6 +31,7 @@ class Incoming:
         stream_window_bytes: credit that every stream begins with.
         window_bytes: how much the peer may have on this side that no posted buffer has taken.
         message_bytes_max: longest message accepted.
+        say: sends a frame on this side's control stream, unless more than so many bytes wait there; whether it does.
     """
 
     def __init__(
@@ -39,6 +43,7 @@ class Incoming:
         window_bytes: int,
         message_bytes_max: int,
         on_control: Callable[[int, Mapping[int, Any]], None],
+        say: Callable[[bytes, float], bool],
     ) -> None:
         self.first_id = first_id
         self.stream_window_bytes = stream_window_bytes
@@ -50,6 +55,8 @@ class Incoming:
         self.connection = 0
         self._quic = connection
         self._on_control = on_control
+        self._say = say
+        self._held = 0
         self._streams: dict[int, ReceiveStream] = {}
         self._control = FrameReader()
 
@@ -143,6 +150,14 @@ class Incoming:
         """STOP_SENDING, while there is more to come."""
         if stream.stream_id in self._streams and not stream.complete:
             self._quic.stop_stream(stream.stream_id, code)
+
+    def hold(self, group: str, step: int, *, waits: bool) -> bool:
+        """Have the peer hold a group's collectives back, or send them. Whether there is room for one more hold."""
+        if waits and self._held == HOLDS_MAX:
+            return False
+        said = self._say(encode_hold(group, step, waits=waits), UNSAID_BYTES_MAX if waits else math.inf)
+        self._held += said if waits else -1
+        return said
 
     # Inside
 

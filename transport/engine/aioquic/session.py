@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ from transport.engine.aioquic.receive_streams import Incoming, code_name
 from transport.engine.aioquic.send_streams import Outgoing, SendStream
 from transport.engine.base import ConnectionStatistics, EngineSettings
 from transport.engine.validation import CONTROL_STREAM_LEVEL, called
-from transport.wire.control_frames import FrameType, encode_frame
+from transport.wire.control_frames import FrameType, encode_frame, read_hold
 from transport.wire.error_codes import WireCode, WireError
 
 KEY_PACKETS_MAX = 2**22
@@ -39,6 +40,7 @@ class Session(OpenedConnection):
         on_ready: the peer has said hello; raises `WireError` to refuse.
         on_sent: every byte of a stream is acknowledged.
         on_stopped: the peer does not want a stream; it has been reset.
+        on_hold: the peer has a group's collectives from a step on wait, or go on.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Session(OpenedConnection):
         on_ready: Callable[[Session], None],
         on_sent: Callable[[SendStream], None],
         on_stopped: Callable[[SendStream, int], None],
+        on_hold: Callable[[Session, str, int, bool], None],
         attempt: int | None = None,
         expected_peer: str | None = None,
         original_cid: bytes | None = None,
@@ -72,6 +75,7 @@ class Session(OpenedConnection):
             window_bytes=configuration.max_data,
             message_bytes_max=settings.message_bytes_max,
             on_control=self._on_control,
+            say=self._say,
         )
         self.endpoint = endpoint
         self.address = address
@@ -94,6 +98,8 @@ class Session(OpenedConnection):
         self.refused: WireError | None = None
         self.local_error: TransportError | None = None
         self._on_verified, self._on_ready, self._on_stopped = on_verified, on_ready, on_stopped
+        self._on_hold = functools.partial(on_hold, self)
+        self._control: SendStream | None = None
         self._keys_at = 0
 
     @property
@@ -255,14 +261,14 @@ class Session(OpenedConnection):
             raise
         self.peer, self.addresses, self.verified = verified.name, verified.addresses, True
         self._on_verified(self)
-        control = SendStream(
+        self._control = SendStream(
             operation=-1,
             prefix=encode_frame(FrameType.HELLO, self.endpoint.hello),
             payload=None,
             priority=CONTROL_STREAM_LEVEL,
             open_ended=True,
         )
-        self.outgoing.submit(control)
+        self.outgoing.submit(self._control)
 
     def _on_control(self, frame_type: int, fields: Mapping[int, Any]) -> None:
         """A frame of the peer's control stream.
@@ -278,6 +284,19 @@ class Session(OpenedConnection):
             self._on_ready(self)
         elif self.peer_hello is None:
             raise WireError(WireCode.PROTOCOL_VIOLATION, "sent something else before its hello")
+        elif frame_type == FrameType.HOLD:
+            self._on_hold(*read_hold(fields))
+
+    def _say(self, frame: bytes, behind_bytes_max: float) -> bool:
+        """Send a frame behind the hello, which is out before messages come."""
+        control = self._control
+        if control is None or control.fed < control.total or self.over:
+            return False
+        if control.fed - self.sent_of(control.stream_id) > behind_bytes_max:
+            return False
+        self.send_stream_data(control.stream_id, frame)
+        control.fed = control.total = control.fed + len(frame)
+        return True
 
     def _settle(self) -> None:
         """Close if that was decided and can be said now."""

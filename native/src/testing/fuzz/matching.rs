@@ -3,7 +3,7 @@
 //! Every post ends once; what is received is what was sent; what the store holds is bounded; a buffer that was given
 //! back is never written again; and when everything has ended nothing is left over.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, LazyLock};
 
@@ -133,6 +133,8 @@ struct World<'py> {
     matcher: Matcher,
     events: Arc<EventQueue>,
     paths: Vec<Arc<FakeChannel>>,
+    /// What was held back over each path.
+    held: [HashSet<(String, u64)>; 4],
     streams: Vec<Stream>,
     open: BTreeMap<u64, Lent<'py>>,
     ended: Vec<Lent<'py>>,
@@ -168,6 +170,7 @@ impl<'py> World<'py> {
             matcher: Matcher::new(STORE, events.clone(), Arc::default()),
             events,
             paths: Vec::new(),
+            held: Default::default(),
             streams: Vec::new(),
             open: BTreeMap::new(),
             ended: Vec::new(),
@@ -184,6 +187,7 @@ impl<'py> World<'py> {
             account: (at / 2).to_string(),
             ..FakeChannel::default()
         });
+        self.held[at].clear();
         if at < self.paths.len() {
             self.paths[at] = path;
         } else {
@@ -365,6 +369,17 @@ impl<'py> World<'py> {
         for bytes in kept.into_values() {
             assert!(bytes <= STORE + STORE / 8 + firsts, "{bytes} bytes are kept for nobody");
         }
+        for (path, held) in self.paths.iter().zip(&mut self.held) {
+            for hold in path.heard() {
+                let (operation, ends) = ((hold.group, hold.step), !hold.waits);
+                let due = if ends {
+                    held.remove(&operation)
+                } else {
+                    held.insert(operation)
+                };
+                assert!(due, "each is said once, and taken back once");
+            }
+        }
         for (at, path) in self.paths.iter().enumerate() {
             assert!(path.window_raise.load(Ordering::SeqCst) <= STORE);
             let full = self.matcher.full(&peer(at), &path.account);
@@ -384,6 +399,12 @@ impl<'py> World<'py> {
         self.hear();
         for number in 0..=255 {
             self.take_all(number);
+        }
+        if ["a", "b"].iter().all(|name| self.matcher.held(name) == 0) {
+            assert!(
+                self.held.iter().all(HashSet::is_empty),
+                "nothing waits, and something is held back"
+            );
         }
         for at in 0..self.paths.len() {
             self.down(at, at >= 2, true);

@@ -9,7 +9,8 @@
 use bytes::Bytes;
 
 use crate::wire::{
-    Code, ControlReader, HEADER_BYTES_MAX, Header, HeaderReader, Violation, decode_header, split_frame, split_header,
+    Code, ControlFrame, ControlReader, HEADER_BYTES_MAX, Header, HeaderReader, Hold, Violation, decode_header,
+    split_frame, split_header,
 };
 
 /// Of an integer in front of a header or a frame (RFC 9000 16).
@@ -42,30 +43,42 @@ fn pieces(stream: &[u8], cuts: u8) -> impl Iterator<Item = &[u8]> {
 }
 
 fn control(stream: &[u8], cuts: u8) {
-    let mut expected = Vec::new();
-    let refused = all_at_once(stream, &mut expected);
+    let mut expected = (Vec::new(), Vec::new());
+    let refused = all_at_once(stream, &mut expected.0, &mut expected.1);
     let mut reader = ControlReader::default();
-    let mut hellos = Vec::new();
+    let (mut hellos, mut holds) = (Vec::new(), Vec::new());
     let mut told = Ok(());
     for piece in pieces(stream, cuts) {
-        told = reader.take(piece, |hello| hellos.push(hello.to_vec()));
+        told = reader.take(piece, |frame| match frame {
+            ControlFrame::Hello(hello) => hellos.push(hello.to_vec()),
+            ControlFrame::Hold(hold) => holds.push(hold),
+        });
         if told.is_err() {
             break; // and the connection is closed
         }
         assert!(reader.kept() < HEADER_BYTES_MAX + 2 * INTEGER_BYTES_MAX);
     }
     assert_eq!(told.err(), refused);
-    assert_eq!(hellos, expected);
+    assert_eq!((hellos, holds), expected);
 }
 
 /// What a control stream says, read from all of it.
-fn all_at_once(stream: &[u8], hellos: &mut Vec<Vec<u8>>) -> Option<Violation> {
+fn all_at_once(stream: &[u8], hellos: &mut Vec<Vec<u8>>, holds: &mut Vec<Hold>) -> Option<Violation> {
     let mut at = 0;
     loop {
         match split_frame(&stream[at..]) {
             Ok(Some((kind, start, end))) => {
                 if kind == 0 && !hellos.is_empty() {
                     return Some(Violation::new(Code::ProtocolViolation, "said hello twice"));
+                }
+                if kind == 1 && hellos.is_empty() {
+                    let reason = "sent something else before its hello";
+                    return Some(Violation::new(Code::ProtocolViolation, reason));
+                }
+                match (kind, Hold::decode(&stream[at + start..at + end])) {
+                    (1, Ok(hold)) => holds.push(hold),
+                    (1, Err(violation)) => return Some(violation),
+                    _ => {}
                 }
                 if kind == 0 {
                     hellos.push(stream[at + start..at + end].to_vec());

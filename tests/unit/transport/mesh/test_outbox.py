@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from transport.engine.base import Priority
+from transport.engine.base import Hold, Priority
+from transport.mesh.holds import HOLDS_MAX, Holds
 from transport.mesh.outbox import AHEAD, IN_FLIGHT_BYTES_MAX, Outbox, Sending
 from transport.wire.header import Header, Kind
 
@@ -83,3 +84,47 @@ def test_a_more_urgent_send_flies_whatever_less_urgent_ones_are_under_way():
     assert names(outbox) == [4]
     outbox.ended(2)
     assert names(outbox) == [3]
+
+
+def test_what_is_held_back_is_set_aside_and_leaves_its_room_to_others():
+    outbox = Outbox()
+    outbox.push(sending(1, size=2 * HALF), (0, 1))
+    assert names(outbox) == [1]
+    outbox.push(sending(2), (0, 2))
+    outbox.push(sending(3), (0, 3), held=True)
+    assert names(outbox) == []
+    outbox.sort_out(1, lambda header: header.bucket != 2)
+    assert names(outbox) == [2]
+    outbox.ended(1)
+    outbox.sort_out(0, lambda _header: False)
+    assert names(outbox) == [3]
+    outbox.push(sending(4), (0, 4), held=True)
+    assert [one.header.bucket for one in outbox.drain()] == [4]
+    outbox.sort_out(3, lambda _header: False)
+    for number in range(5, 8):
+        outbox.push(sending(number, size=HALF // 2), (0, number))
+    outbox.ended(2)
+    outbox.ended(3)
+    assert names(outbox) == [5]
+
+
+def test_a_hold_is_of_an_operation_and_later_ones_and_ends_with_its_connection():
+    holds = Holds()
+
+    def held(step: int, group: str = "g", connection: int = 1, kind: Kind = Kind.COLLECTIVE) -> bool:
+        return holds.hold([connection, 7], Header(kind=kind, group=group, step=step))
+
+    for step in (5, 7):
+        holds.heard(Hold(1, "g", step, True))
+    holds.heard(Hold(1, "g", 4, False))
+    assert [held(step) for step in (4, 5, 6)] == [False, True, True]
+    assert not any((held(5, group="h"), held(5, connection=2), held(5, kind=Kind.POINT_TO_POINT)))
+    holds.heard(Hold(1, "g", 5, False))
+    assert [held(step) for step in (6, 7)] == [False, True]
+    for step in range(2 * HOLDS_MAX, 0, -1):
+        holds.heard(Hold(1, "g", step, True))
+    assert held(7)
+    assert not held(6)
+    assert holds.forget(1)
+    assert not held(7)
+    assert not holds.forget(1)
