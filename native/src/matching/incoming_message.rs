@@ -24,8 +24,8 @@ pub trait Channel: Send + Sync {
     /// It never shrinks: the stack would only take that back from later data, and grow at once for the next message. A
     /// peer that begins messages and resets them would get more each time.
     fn raise_window(&self, bytes: u64);
-    /// The store is full: no new streams for now.
-    fn limit_streams(&self);
+    /// The store is full. Streams that wait stay open, so that their number bounds them; through shared memory no more begin.
+    fn full(&self);
     /// Takes frames for its control stream, as many as there is room for, and is closed when it has ended.
     fn says(&self) -> mpsc::Sender<Vec<u8>>;
     /// Whether it has ended: what its readers still bring would wait for ever.

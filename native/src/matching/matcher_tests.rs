@@ -84,10 +84,7 @@ fn the_store_is_bounded_and_posted_messages_pass() {
     let path = path(1);
     let waiting: Vec<_> = (0..40).map(|tag| bench.arrive(&path, tag, STORE)).collect();
     assert!(waiting.iter().all(|message| message.next() == Next::Wait));
-    assert!(
-        path.closed.load(Ordering::SeqCst),
-        "a full store lets no more streams in"
-    );
+    assert!(path.closed.load(Ordering::SeqCst), "it is told of a full store");
     let raise = path.window_raise.load(Ordering::SeqCst);
     assert!(STORE - WINDOW - OVERHEAD_BYTES < raise && raise <= STORE);
     bench.post(1, 99);

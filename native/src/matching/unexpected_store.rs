@@ -60,7 +60,7 @@ impl PeerQueues {
         let waiting = self.arrivals.entry(message.header.key.clone()).or_default();
         waiting.incomplete.insert(message.number, message.clone());
         if total >= store {
-            channel.limit_streams();
+            channel.full();
         }
     }
 

@@ -7,7 +7,7 @@
 //! The driver holds a connection nearly all the time while much is sent, and takes it again before anybody else is awake:
 //! who waits for it on another thread waits for hundreds of milliseconds. So only tasks of its own thread take it. Others
 //! read the driver's last snapshot (`stats`, `remote_address`), and leave commands to it (`close`, `update_keys`,
-//! `move_on`, `set_receive_window`, `set_max_concurrent_uni_streams`), which runs them when it looks next.
+//! `move_on`, `set_receive_window`), which runs them when it looks next.
 //!
 //! A stack that panicked may be in the middle of anything. It is dropped, with all that was lent to it, and never looked
 //! at again: the connection has ended, and the others of the endpoint go on.
@@ -20,9 +20,7 @@ use std::task::Waker;
 use std::time::Instant;
 
 use bytes::Bytes;
-use quinn_proto::{
-    self as proto, ConnectionError, ConnectionHandle, ConnectionStats, Dir, StreamEvent, StreamId, VarInt,
-};
+use quinn_proto::{self as proto, ConnectionError, ConnectionHandle, ConnectionStats, StreamEvent, StreamId, VarInt};
 use rustls::pki_types::CertificateDer;
 use tokio::sync::Notify;
 
@@ -68,7 +66,6 @@ struct StatsSnapshot {
 #[derive(Default, PartialEq)]
 struct PendingCommands {
     receive_window: Option<VarInt>,
-    uni_streams: Option<VarInt>,
     /// This side has another address.
     moved: bool,
     new_keys: bool,
@@ -338,10 +335,6 @@ impl Connection {
         self.command(|pending| pending.receive_window = Some(window));
     }
 
-    pub fn set_max_concurrent_uni_streams(&self, count: VarInt) {
-        self.command(|pending| pending.uni_streams = Some(count));
-    }
-
     fn command(&self, what: impl FnOnce(&mut PendingCommands)) {
         what(&mut locked(&self.0.pending));
         self.0.dirty.add(self.0.handle);
@@ -372,9 +365,6 @@ impl Connection {
         self.with(state, |_, stack| {
             if let Some(window) = pending.receive_window {
                 stack.set_receive_window(window);
-            }
-            if let Some(count) = pending.uni_streams {
-                stack.set_max_concurrent_streams(Dir::Uni, count);
             }
             if pending.moved {
                 stack.local_address_changed();

@@ -4,7 +4,6 @@ use std::time::{Duration, Instant};
 
 use super::peer_session::{PeerSession, Stage};
 use super::tick::TICK;
-use crate::matching::incoming_message::Channel;
 use crate::wire::Code;
 
 /// A peer that lives is heard once in the time after which an idle one says so, and a round trip.
@@ -43,7 +42,7 @@ impl PeerSession {
             + frames.path_response
             + frames.immediate_ack
             + frames.ack_frequency;
-        let (silent, patience, refused, streams_limited) = {
+        let (silent, patience, refused) = {
             let mut state = self.lock();
             if heard != state.frames_heard {
                 state.frames_heard = heard;
@@ -53,12 +52,7 @@ impl PeerSession {
             }
             // Both are known to a tick.
             let refused = connection.refused_at().is_some_and(|at| at + 2 * TICK > state.heard_at);
-            (
-                now.saturating_duration_since(state.heard_at),
-                state.dead_after,
-                refused,
-                state.streams_limited,
-            )
+            (now.saturating_duration_since(state.heard_at), state.dead_after, refused)
         };
         if refused && silent > patience.min(self.context.settings.keep_alive + ROUND_TRIP) {
             let reason = format!("its process has ended: nobody listens at {} any more", self.remote());
@@ -67,8 +61,6 @@ impl PeerSession {
             let (silent_s, patience_s) = (silent.as_secs_f64(), patience.as_secs_f64());
             let reason = format!("nothing heard for {silent_s:.1} s (dead after {patience_s} s)");
             self.close(Code::Dead as u64, self.silent(reason));
-        } else if streams_limited && !self.context.matcher.full(&self.peer(), &self.account()) {
-            self.set_stream_limit(false);
         }
     }
 }

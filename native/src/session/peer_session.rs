@@ -92,7 +92,6 @@ pub(super) struct State {
     pub(super) reason: String,
     pub(super) window: u64,
     pub(super) window_raise: u64,
-    pub(super) streams_limited: bool,
     pub(super) dead_after: Duration,
     pub(super) link: Option<Arc<Link>>,
     /// Until the control stream is there.
@@ -124,7 +123,6 @@ impl PeerSession {
             reason: String::new(),
             window: context.settings.window_bytes(),
             window_raise: 0,
-            streams_limited: false,
             dead_after: context.settings.dead_after,
             link: None,
             to_say: Some(to_say),
@@ -253,17 +251,6 @@ impl PeerSession {
         }
     }
 
-    /// Let no new streams come, or let them come again.
-    pub(super) fn set_stream_limit(&self, closed: bool) {
-        if let Some(connection) = self.connection() {
-            // Held until the command is left: of two threads that differ, one must not have the flag and the other the command.
-            let mut state = self.lock();
-            state.streams_limited = closed;
-            let streams = if closed { 1 } else { self.context.settings.streams_max }; // the control stream stays
-            connection.set_max_concurrent_uni_streams(streams.into());
-        }
-    }
-
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         locked(&self.state)
     }
@@ -290,9 +277,7 @@ impl Channel for PeerSession {
         self.set_window();
     }
 
-    fn limit_streams(&self) {
-        self.set_stream_limit(true);
-    }
+    fn full(&self) {}
 
     fn says(&self) -> mpsc::Sender<Vec<u8>> {
         self.says.clone()

@@ -72,9 +72,8 @@ impl Channel for SharedChannel {
 
     fn raise_window(&self, _bytes: u64) {}
 
-    fn limit_streams(&self) {
+    fn full(&self) {
         self.full.store(true, SeqCst);
-        self.session.limit_streams();
     }
 
     fn says(&self) -> mpsc::Sender<Vec<u8>> {

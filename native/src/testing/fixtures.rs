@@ -113,7 +113,7 @@ impl Channel for FakeChannel {
         self.window_raise.fetch_max(bytes, Ordering::SeqCst);
     }
 
-    fn limit_streams(&self) {
+    fn full(&self) {
         self.closed.store(true, Ordering::SeqCst);
     }
 

@@ -385,7 +385,7 @@ impl<'py> World<'py> {
             let full = self.matcher.full(&peer(at), &path.account);
             let both = [&self.paths[at & 1], &self.paths[(at & 1) + 2]];
             let closed = both.iter().any(|path| path.closed.load(Ordering::SeqCst));
-            assert!(!full || closed || self.replaced, "a full store lets no more streams in");
+            assert!(!full || closed || self.replaced, "all are told of a full store");
         }
     }
 
