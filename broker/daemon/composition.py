@@ -54,9 +54,9 @@ from hive_qos.netlink import NetlinkSocket
 from shaping.classify.socket_priority import mark_socket
 from shaping.journal import Journal
 from shaping.kernel_api import Classifier, Kernel
-from shaping.netlink.fast_path import interface_towards
 from shaping.netlink.link_events import LinkEvents
 from shaping.netlink.links import read_link
+from shaping.netlink.routes import port_towards, route_to
 from shaping.shaper import Shaper
 
 NETLINK_TIMEOUT_S = 1.0
@@ -174,7 +174,8 @@ def compose(given: Environment, options: Options, journal: Journal) -> Component
     """Make the parts for the policy to start with."""
     log, clock, policy = given.log, given.clock, options.configurations.first
     netlink = NetlinkSocket(timeout_s=NETLINK_TIMEOUT_S)
-    routes, links = Routes(partial(interface_towards, netlink)), Links(partial(read_link, netlink))
+    routes = Routes(partial(route_to, netlink), partial(port_towards, netlink))
+    links = Links(partial(read_link, netlink))
     traffic = InterfaceCounters()
     rate_watch = RateWatch(traffic.sent_bytes, clock=clock)
     flows, bursts, needs = FlowTable(), BurstTable(), NeedTable()

@@ -17,6 +17,8 @@ from hive_qos.errors import ShapingError
 
 SYS = Path("/sys/class/net")
 ROUTE_LIFE_S = 10.0
+UNKNOWN_LIFE_S = 0.5
+"""Until the kernel is asked again what it could not say: 1,000 connections ask ten times a second, 0.1 ms each."""
 ROUTES_MAX = 4096
 LINKS_LIFE_S = 10.0
 _READ_BYTES = 1 << 16
@@ -62,39 +64,91 @@ def lower(name: str, *, sys: Path = SYS) -> frozenset[str]:
 class Routes:
     """Which shaped interface leads to an address. Remembers for a while; for one thread.
 
-    A route names the layer on top: the bridge or VLAN that has the address. Packets leave by the shaped one below it.
+    A route names the layer on top: the VLAN or bridge that has the address. Packets leave by the first shaped interface
+    on the way down. Of a bridge's ports only the one that leads to the neighbour counts: what is sent to a virtual
+    machine at another port says nothing about the uplink.
 
     Args:
-        look_up: asks the kernel for the interface towards an address.
+        look_up: asks the kernel for the route to an address: an interface, and the neighbour there that takes packets.
+        port_towards: asks the kernel for a bridge's port that leads to a route's neighbour.
         sys: where the kernel shows what stands on what.
     """
 
-    def __init__(self, look_up: Callable[[str], str | None], *, sys: Path = SYS) -> None:
-        self._look_up, self._sys = look_up, sys
-        self._known: dict[str, tuple[str | None, frozenset[str], float]] = {}
+    def __init__(
+        self,
+        look_up: Callable[[str], tuple[str, str] | None],
+        port_towards: Callable[[str, tuple[str, str]], str],
+        *,
+        sys: Path = SYS,
+    ) -> None:
+        self._look_up, self._port_towards, self._sys = look_up, port_towards, sys
+        self._shaped: frozenset[str] = frozenset()
+        # Each with the time until which it holds.
+        self._known: dict[str, tuple[str | None, float]] = {}
+        self._below: dict[str, tuple[frozenset[str], bool, float]] = {}  # what one stands on, whether it is a bridge
+        self._ports: dict[tuple[str, tuple[str, str]], tuple[str | None, float]] = {}
 
     def interface_towards(self, address: str, *, shaped: frozenset[str], now_s: float) -> str | None:
-        """Name the shaped interface that a packet to `address` leaves by; None when it is another, one of several below
-        the route's, or none."""
+        """Name the shaped interface that a packet to `address` leaves by; None when it is another, or not known yet."""
+        if shaped != self._shaped:
+            self._known.clear()
+            self._shaped = shaped
         known = self._known.get(address)
-        if known is None or now_s - known[2] > ROUTE_LIFE_S:
+        if known is None or now_s > known[1]:
+            try:
+                route = self._look_up(address)
+                known = (None, now_s + ROUTE_LIFE_S) if route is None else self._leaves_by(route, now_s)
+            except (ShapingError, OSError):  # no answer in time: count the flow nowhere meanwhile
+                known = None, now_s + UNKNOWN_LIFE_S
             if len(self._known) >= ROUTES_MAX:
                 self._known.clear()
-            try:
-                name = self._look_up(address)
-            except (ShapingError, OSError):  # no answer in time: ask again next time, count the flow nowhere meanwhile
-                return None
-            below = frozenset() if name is None or name in shaped else lower(name, sys=self._sys)
-            known = (name, below, now_s)
             self._known[address] = known
-        if known[0] in shaped:
-            return known[0]
-        candidates = known[1] & shaped
-        return min(candidates) if len(candidates) == 1 else None
+        return known[0]
 
     def forget(self) -> None:
         """Interfaces have changed: ask again."""
         self._known.clear()
+        self._below.clear()
+        self._ports.clear()
+
+    def _leaves_by(self, route: tuple[str, str], now_s: float) -> tuple[str | None, float]:
+        name, until_s = route[0], now_s + ROUTE_LIFE_S
+        while name not in self._shaped:
+            below, bridge, holds_s = self._look_below(name, now_s)
+            until_s = min(until_s, holds_s)
+            port = next(iter(below)) if len(below) == 1 else None
+            if bridge and len(below) > 1:
+                port, holds_s = self._port(name, route, now_s)
+                until_s = min(until_s, holds_s)
+            if port not in below:  # the last one, a bond of several, not known yet, or the bridge for a neighbour here
+                return None, until_s
+            name = port
+        return name, until_s
+
+    def _look_below(self, name: str, now_s: float) -> tuple[frozenset[str], bool, float]:
+        """Once for all addresses: a bridge has a port for each container."""
+        known = self._below.get(name)
+        if known is None or now_s > known[2]:
+            try:
+                entries = os.listdir(self._sys / name)
+            except OSError:  # it is gone
+                entries = []
+            below = frozenset(entry.removeprefix("lower_") for entry in entries if entry.startswith("lower_"))
+            known = self._below[name] = below, "bridge" in entries, now_s + ROUTE_LIFE_S
+        return known
+
+    def _port(self, bridge: str, route: tuple[str, str], now_s: float) -> tuple[str | None, float]:
+        """Once for all addresses behind a gateway."""
+        known = self._ports.get((bridge, route))
+        if known is None or now_s > known[1]:
+            try:
+                known = self._port_towards(bridge, route), now_s + ROUTE_LIFE_S
+            except (ShapingError, OSError):  # the neighbour is not resolved, or has not sent yet
+                known = None, now_s + UNKNOWN_LIFE_S
+            if len(self._ports) >= ROUTES_MAX:
+                self._ports.clear()
+            self._ports[bridge, route] = known
+        return known
 
 
 class InterfaceCounters:

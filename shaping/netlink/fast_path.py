@@ -1,25 +1,20 @@
-"""Messages without pyroute2: the HTB tree, which ticks read and change, routes, and what the watchdog needs.
+"""Messages without pyroute2: the HTB tree, which ticks read and change, and what the watchdog needs.
 
 CPU time, and what it is where pyroute2 0.9.7 lays out the same messages for the same socket (docs/log/kernel.md):
 
     counters of 26 classes    0.12 ms     0.85 ms    ten times a second: 0.9 % of a core for each interface
     one class changed         0.003 ms    0.24 ms    a tick that changes all of them: 6 ms more
-    a route                   0.015 ms    0.10 ms    1,000 peers, asked anew when a link changes: 90 ms more
 
 Layouts: tcmsg, tc_htb_opt, tc_htb_glob, tc_htb_xstats of include/uapi/linux/{rtnetlink,pkt_sched,gen_stats}.h.
 """
 
 from __future__ import annotations
 
-import errno
 import functools
-import ipaddress
-import socket
 import struct
 import sys
 from dataclasses import dataclass
 
-from hive_qos.errors import KernelRejectedError, PrivilegeError
 from hive_qos.netlink import (
     NLM_F_CREATE,
     NLM_F_EXCL,
@@ -43,10 +38,6 @@ TC_H_ROOT, TC_H_INGRESS = 0xFFFFFFFF, 0xFFFFFFF1
 _TCA_KIND, _TCA_OPTIONS, _TCA_STATS2, _TCA_STAB = 1, 2, 7, 8
 _TCA_HTB_PARMS, TCA_HTB_INIT, _TCA_HTB_RATE64, _TCA_HTB_CEIL64 = 1, 2, 6, 7
 _TCA_FQ_CODEL_LIMIT = 2
-_RTM_GETROUTE = 26
-_RTA_DST, _RTA_OIF = 1, 4
-_RTMSG = struct.Struct("=BBBBBBBBI")  # family, bits of the destination, and what is not asked for
-_NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENXIO, errno.EINVAL)
 
 _TCMSG = struct.Struct("=BxHiIII")  # family, pad, interface index, handle, parent, info
 _RATE = struct.Struct("=BBHhHI")  # cell_log, linklayer, overhead, cell_align, mpu, rate
@@ -125,27 +116,6 @@ def read_queues(kernel: NetlinkSocket, interface: str, index: int) -> tuple[Qdis
         return None
     leaves = [leaf for one in queues if one.parent >> 16 == MAJOR and (leaf := decode_leaf(one))]
     return QdiscSpec(MAJOR, _glob(root)[2]), tuple(sorted(leaves, key=lambda leaf: leaf.parent_minor))
-
-
-def interface_towards(kernel: NetlinkSocket, address: str) -> str | None:
-    """Name the interface that a packet to a literal address leaves by, None when there is no route.
-
-    Raises:
-        KernelRejectedError: no answer in time, or another refusal.
-    """
-    destination = ipaddress.ip_address(address)
-    family = socket.AF_INET if destination.version == 4 else socket.AF_INET6
-    head = _RTMSG.pack(family, 8 * len(destination.packed), 0, 0, 0, 0, 0, 0, 0)
-    request = Request(_RTM_GETROUTE, 0, head + pack_attribute(_RTA_DST, destination.packed))
-    try:
-        index = kernel.ask(f"look up the route to {address}", request, _outgoing)
-    except PrivilegeError:  # EACCES: the route prohibits it
-        return None
-    except KernelRejectedError as error:
-        if error.errno_value in _NO_ROUTE:
-            return None
-        raise
-    return socket.if_indextoname(index) if index else None
 
 
 def encode_operation(operation: AddRoot | AddClass | ChangeClass | AddLeaf | ChangeLeaf, *, index: int) -> Request:
@@ -278,11 +248,6 @@ def decode_queue(message_type: int, body: bytes, *, of: int) -> tuple[int, int] 
         return (parent, _glob(decode_object(message_type, body))[4]) if handle == MAJOR << 16 else None
     values = attribute_map(attribute_map(body, _TCMSG.size).get(_TCA_STATS2, b""))
     return parent, _statistics(values, _QUEUE)[2]
-
-
-def _outgoing(_: int, body: bytes) -> int:
-    """The number of a route's interface, 0 where it has none."""
-    return int.from_bytes(attribute_map(body, _RTMSG.size).get(_RTA_OIF, b"")[:4], sys.byteorder)
 
 
 def _queues(kernel: NetlinkSocket, interface: str, index: int) -> list[Object]:
