@@ -422,7 +422,11 @@ def test_an_optimizer_whose_step_is_wrapped_twice_may_clip_in_its_hook() -> None
     torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
     network = model()
     inner = Own(network.parameters(), lr=1e-2)
-    inner.register_step_pre_hook(lambda *_: torch.nn.utils.clip_grad_norm_(network.parameters(), 0.1) and None)
+
+    def clip(*_: object) -> None:
+        torch.nn.utils.clip_grad_norm_(network.parameters(), 0.1)
+
+    inner.register_step_pre_hook(clip)
     algorithm, before = PartialMean(network.parameters(), optimizer=inner), flat(network)
     with algorithm.join(register(), name="member", settings=SETTINGS):
         step_once(network, inner, algorithm)
