@@ -130,10 +130,10 @@ Cuts: the queue has to get shorter, and the ratio of wire to delivered bytes is 
 queue the carried rate is known to 10 % only. A fall to a fifth is followed at once, a deeper one takes two cuts; a cut
 by less than 3 % is not worth a write. Load: below 0.3 of the rate delay elsewhere is cross traffic's (of the busiest
 tenth of a second: training that a queue slows down to 0.3 of its link begins each burst with a queue of 120 ms). Where
-the operator names no rate and no bottleneck is found yet, it is enough that somebody had more to send: behind a modem
-of 40 Mbit/s senders that wait for acknowledgements never reach 0.3 of a card of 1 Gbit/s. Forgetting: after a minute,
-the window of guarantees, 3 % a second take a fifth of a link to all of it in 55 s. A report that comes before that
-stops the rise."""
+the operator names no rate and no bottleneck is found yet, it is enough that somebody had more to send and two
+destinations see the queue: behind a modem of 40 Mbit/s senders that wait for acknowledgements never reach 0.3 of a card
+of 1 Gbit/s. One destination may have a slow link of its own. Forgetting: after a minute, the window of guarantees, 3 %
+a second take a fifth of a link to all of it in 55 s. A report that comes before that stops the rise."""
 
 INBOUND = Direction(
     headroom=0.95, cut_to=1.0, cut_to_deep=1.0, cut_to_min=0.0, cut_to_max=math.inf, load_min=0.05,

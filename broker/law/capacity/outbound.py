@@ -200,7 +200,7 @@ def _cause(
     used = _used(state, seen, now_s=now_s) >= rate
     if not used and not (unknown and now.wanting):
         return None, 0
-    agree = partial(quorum.agree, seen, now_s=now_s, stalled=stalled)
+    agree = partial(quorum.agree, seen, now_s=now_s, stalled=stalled, shared=not used)
     delay_s = threshold_s(DELAY_S, rate)
     surely_less = measured is not None and measured.deep and measured.carried_bits_per_s < SURELY_LESS * rate
     if surely_less and (votes := agree(threshold_s=delay_s, high=FEW_HIGH, of=FEW_OF)):

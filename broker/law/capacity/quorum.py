@@ -54,8 +54,9 @@ class DestinationReport(Struct, frozen=True):
 
 
 def agree(
-    state: SignalState, *, now_s: float, threshold_s: float, high: int, of: int, stalled: Collection[str] = ()
-) -> int:
+    state: SignalState, *, now_s: float, threshold_s: float, high: int, of: int, stalled: Collection[str] = (),
+    shared: bool = False,
+) -> int:  # fmt: skip
     """How many destinations see a queue, with one vote each; 0 unless they prevail.
 
     Most of the outbound votes have to see one surely. With one-way measurements it is enough that more of them see a
@@ -68,6 +69,7 @@ def agree(
         threshold_s: what counts as a queue.
         high, of: a destination sees a queue when `high` of its last `of` samples do; of samples once a second, two.
         stalled: destinations that count as unsure, as `broker.law.capacity.delivery_rate` finds them.
+        shared: two destinations have to see one, and one of them by our own measurement.
     """
     votes: list[tuple[DestinationState, _Vote]] = []
     clear_two_way: list[tuple[DestinationState, bool]] = []
@@ -83,7 +85,9 @@ def agree(
     by_voter = _by_voter(votes, together=_one_vote)
     if _one_vote(by_voter)[0] <= 0 or _most(_by_voter(clear_two_way, together=_most)):
         return 0
-    return _at_most_peers(sum(vote > 0 for vote, _ in by_voter), (entry.peer for entry, (vote, _) in votes if vote > 0))
+    see = [entry for entry, (vote, _) in votes if vote > 0]
+    seeing = _at_most_peers(sum(vote > 0 for vote, _ in by_voter), (entry.peer for entry in see))
+    return 0 if shared and (seeing < 2 or all(entry.source == REPORT for entry in see)) else seeing
 
 
 def voting(samples: Sequence[Sample], *, now_s: float, high: int = HIGH, of: int = OF) -> tuple[list[Sample], int]:

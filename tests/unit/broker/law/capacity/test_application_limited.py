@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from broker.law.decide import decide
@@ -16,26 +18,29 @@ NAMED = load('version = 1\n[[interface]]\nname = "a"\negress = "1 Gbit/s"\n')
 RATE, WIRE = 15e6, 1.0456
 PATH_S, MORE_S = 0.010, 0.020
 """A round trip, and what stands elsewhere from then on: less than bloat, more than nothing."""
+KERNEL = ("tcp-info", None)
 
 
 def decided(
     *, application_limited: bool, seconds: float = 12.0, from_s: float = 6.0, more_s: float = MORE_S,
     traffic_class: str = "storage", lost: float = 0.0, policy: Policy = POLICY,
+    by: Sequence[tuple[str, int | None]] = (KERNEL, KERNEL), peers: int = 2,
 ) -> list[InterfaceAllocation]:  # fmt: skip
     """One class to two hosts at less than half of the link; the shaper is never what limits. From `from_s` on packets
-    take longer, or are lost."""
+    take longer, or are lost. `by`: for each connection who measures it, and whose program reports it."""
     state, found, sent, gone = State(), [], 0.0, 0.0
     for tick in range(1, int(seconds * 10) + 1):
         now_s, sent = tick / 10, sent + RATE / 80
         gone += lost * RATE / 80 / 2 / 1514 if now_s > from_s else 0.0
         flows = tuple(
             FlowSample(
-                f"tcp/873/{peer}", peer, traffic_class, "tcp-info", 0.0,
+                f"tcp/{873 + number}", f"10.0.0.{2 + number % peers}", traffic_class, source, 0.0,
                 rtt_s=PATH_S + (more_s if now_s > from_s else 0.0), rtt_s_min=PATH_S,
-                delivered_bytes=int(sent / 2 / WIRE), sent_packets=int(sent / 2 / 1514), lost_packets=int(gone),
-                delivery_rate_bits_per_s=int(RATE / 2), application_limited=application_limited,
+                delivered_bytes=int(sent / len(by) / WIRE), sent_packets=int(sent / len(by) / 1514),
+                lost_packets=int(gone), delivery_rate_bits_per_s=int(RATE / len(by)), uid=uid,
+                application_limited=application_limited,
             )
-            for peer in ("10.0.0.2", "10.0.0.3")
+            for number, (source, uid) in enumerate(by)
         )  # fmt: skip
         classes = tuple(ClassSample(name, int(sent) if name == traffic_class else 0) for name in CLASS_NAMES)
         sample = InterfaceSample("a", 1_000_000_000, 0.0, classes, flows, received_bytes=0)
@@ -84,3 +89,20 @@ def test_far_below_our_rate_all_else_is_cross_traffics(
 ) -> None:
     found = decided(application_limited=application_limited, more_s=more_s, lost=lost, policy=policy)
     assert {entry.capacity_bits_per_s for entry in found} == {970_000_000}
+
+
+@pytest.mark.parametrize(
+    ("by", "peers", "found"),
+    [((KERNEL,), 1, False), ((KERNEL, KERNEL), 1, False), ((KERNEL, ("report", 7)), 1, False),
+     ((("report", 7), ("report", 7)), 2, False), ((("report", 7), ("report", 8)), 2, False),
+     ((KERNEL, ("report", 7)), 2, True), ((KERNEL, KERNEL), 2, True)],
+    ids=["one", "two connections to one", "one, and a report of it", "reports", "reports of two users",
+         "one, and a report of another", "two"],
+)  # fmt: skip
+def test_far_below_the_cards_rate_two_destinations_have_to_see_a_queue_and_one_by_our_own_measurement(
+    by: Sequence[tuple[str, int | None]], peers: int, found: bool
+) -> None:
+    """One upload to a slow far end is no reason to hold the host: its queue is there."""
+    seen = decided(application_limited=False, more_s=0.1, policy=AUTO, by=by, peers=peers)
+    assert ("capped-by-delay" in {entry.capacity_reason.code for entry in seen}) is found
+    assert found or {entry.capacity_bits_per_s for entry in seen} == {970_000_000}
