@@ -58,18 +58,18 @@ class Reading:
         if self.elapsed_s is None or not self.fresh:
             return None
         classes = tuple(self.samples.get(name) or ClassSample(name, 0) for name in CLASS_NAMES)
-        sent, dropped = [], 0
+        sent, dropped = [], []
         for entry in classes:
             before = self._before(entry.name)
             rate = demand.rate_of(before, entry, elapsed_s=self.elapsed_s) if entry.name in self.samples else 0.0
             if rate is None:
                 return None
             sent.append(rate * self.elapsed_s)
-            dropped += max(0, entry.dropped_packets - before.dropped_packets) if entry.name in self.samples else 0
+            dropped.append(max(0, entry.dropped_packets - before.dropped_packets) if entry.name in self.samples else 0)
         received: float | None = None
         if self.received_bytes is not None and self.received_before is not None:
             received = max(0, self.received_bytes - self.received_before) * 8.0
-        return Counters(classes, tuple(sent), dropped, self.elapsed_s, received)
+        return Counters(classes, tuple(sent), tuple(dropped), self.elapsed_s, received)
 
     def observed(self, entry: ClassPolicy, guarantee_bits_per_s: int) -> ClassState:
         """Add a class' counters: its use and, of the lender, what it is owed."""

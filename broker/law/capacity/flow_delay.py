@@ -114,7 +114,7 @@ def round_trip(
     )
     if rtt_s is None or not (progress or before.baseline_s is None):
         return after, None
-    index = CLASS_NAMES.index(sample.traffic_class) if sample.traffic_class in CLASS_NAMES else len(CLASS_NAMES) - 1
+    index = class_index(sample)
     since_s = at_s - rtt_s - QUEUE_LOOK_BACK_S
     own_s = [tick.queue_s[index] for tick in ticks if tick.at_s >= min(since_s, now_s)]
     baseline_s = _baseline(before, sample, rtt_s=rtt_s, loaded=loaded)
@@ -140,7 +140,7 @@ def one_way(
         return before, None, None
     minimum = with_sample(before.one_way_least_s, sample.one_way_s, at_s=sent_s)
     after = replace(before, one_way_at_s=sent_s, one_way_least_s=minimum)
-    index = CLASS_NAMES.index(sample.traffic_class) if sample.traffic_class in CLASS_NAMES else len(CLASS_NAMES) - 1
+    index = class_index(sample)
     near = [tick for tick in ticks if sent_s - QUEUE_JOINED_S <= tick.at_s <= sent_s + QUEUE_LOOK_BACK_S]
     own_s = [tick.queue_s[index] for tick in near]
     if not own_s:
@@ -187,6 +187,11 @@ def cross_traffic_s(
 
 def _is_silent(ticks: Sequence[TickState], left_s: float, silent_s: float, rate_bits_per_s: int) -> bool:
     return Left(ticks).between(left_s - silent_s, left_s) < SILENT * rate_bits_per_s * silent_s
+
+
+def class_index(sample: FlowSample) -> int:
+    """Where a connection's class is in `CLASS_NAMES`."""
+    return CLASS_NAMES.index(sample.traffic_class) if sample.traffic_class in CLASS_NAMES else len(CLASS_NAMES) - 1
 
 
 def packets(before: FlowState, after: FlowState) -> tuple[int, int]:

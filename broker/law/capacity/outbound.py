@@ -93,11 +93,12 @@ class OutboundEstimate(Struct, frozen=True):
 
 
 class Counters(Struct, frozen=True):
-    """One reading of the class counters, in the order of `CLASS_NAMES`: sent since the last one, and queued now."""
+    """One reading of the class counters, in the order of `CLASS_NAMES`: sent and dropped since the last one, and
+    queued now."""
 
     classes: tuple[ClassSample, ...]
     sent_bits: tuple[float, ...]
-    dropped_packets: int
+    dropped_packets: tuple[int, ...]
     elapsed_s: float
     received_bits: float | None
 

@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias, TypeVar
 from msgspec import Struct
 
 from broker.law.capacity.delivery_rate import FRESH_S
-from broker.law.capacity.flow_delay import FLOWS_MAX, REPORT, peer_of_user
+from broker.law.capacity.flow_delay import FLOWS_MAX, REPORT, class_index, peer_of_user
 from broker.law.capacity.state import DestinationState, SignalState
 from broker.model.fair_share import in_turns
 from broker.model.values import FlowSample
@@ -155,13 +155,22 @@ def destination_reports(
     return [*measured, *reported][:FLOWS_MAX]
 
 
+def dropping(state: SignalState) -> set[int]:
+    """The classes, by their place in `CLASS_NAMES`, whose own queues dropped packets within `KEPT_S`."""
+    return {index for tick in state.ticks for index, dropped in enumerate(tick.dropped_packets) if dropped}
+
+
 def losing(state: SignalState, flows: Sequence[FlowSample]) -> int:
-    """How many destinations lose packets on the path, with one vote each; 0 unless most of those that are sure do."""
+    """How many destinations lose packets on the path, with one vote each; 0 unless most of those that are sure do.
+
+    Connections of classes that dropped packets here lately do not count.
+    """
+    ours = dropping(state)
     known = {flow.key: flow for flow in state.flows}
     lost: list[tuple[FlowSample, tuple[int, int]]] = []
     for sample in flows:
         points = known[sample.key].points if sample.key in known else ()
-        if points:
+        if points and class_index(sample) not in ours:
             lost.append((sample, (points[-1][3] - points[0][3], points[-1][2] - points[0][2])))
     votes = [_loses(pair) for pair in _by_voter(lost, together=_summed)]
     sure = [loses for loses in votes if loses is not None]

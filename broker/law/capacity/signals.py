@@ -27,6 +27,7 @@ from broker.law.capacity.flow_delay import (
     REPORT,
     Span,
     chosen,
+    class_index,
     delivery,
     is_known,
     one_way,
@@ -93,8 +94,8 @@ class Signals(Struct, frozen=True):
 
 def observe(
     state: SignalState, *, now_s: float, flows: Sequence[FlowSample], classes: Sequence[ClassSample],
-    sent_bits: Sequence[float], received_bits: float | None, dropped_packets: int, elapsed_s: float, loaded: bool,
-    rate_bits_per_s: int,
+    sent_bits: Sequence[float], received_bits: float | None, dropped_packets: Sequence[int], elapsed_s: float,
+    loaded: bool, rate_bits_per_s: int,
 ) -> SignalState:  # fmt: skip
     """Add one tick's measurements to the state.
 
@@ -105,7 +106,7 @@ def observe(
         classes: fresh counters, in the order of `CLASS_NAMES`.
         sent_bits: what each class sent since the last tick, in the same order.
         received_bits: what the interface received since the last tick; None where that is not known.
-        dropped_packets: by our own queues since the last tick.
+        dropped_packets: by each class' queues here since the last tick, in the same order.
         elapsed_s: since the last tick.
         loaded: whether the link is loaded, so that baselines must not rise.
         rate_bits_per_s: the rate that the shaper has.
@@ -121,7 +122,7 @@ def observe(
     sources: dict[_Voter, str] = {}
     arrivals: list[ArrivalState] = []
     wanting_s = state.wanting_s
-    lost = sent = 0
+    lost, sent = [0] * len(classes), [0] * len(classes)
     for sample in chosen(flows):
         before, at_s = known.get(sample.key) or FlowState(sample.key), now_s - sample.age_s
         if sample.one_way_s is None and is_known(before, at_s=at_s):  # of many TCP connections most, in most ticks
@@ -141,7 +142,8 @@ def observe(
             wanting_s = now_s
         two_way = _is_two_way(sample, ticks, at_s=at_s)
         if not two_way:
-            sent, lost = sent + more_sent, lost + more_lost
+            index = class_index(sample)
+            sent[index], lost[index] = sent[index] + more_sent, lost[index] + more_lost
         if forward is not None and after.one_way_at_s is not None and after.one_way_at_s >= state.ignore_before_s:
             voter = _Voter(sample.peer, False, sample.source == REPORT, sample.uid)
             _note(excess, voter, forward)
@@ -153,7 +155,7 @@ def observe(
             voter = _Voter(sample.peer, two_way, sample.source == REPORT, sample.uid)
             _note(excess, voter, both_ways)
             sources[voter] = sample.source
-    ticks[-1] = replace(ticks[-1], lost_packets=lost, sent_packets=sent)
+    ticks[-1] = replace(ticks[-1], lost_packets=tuple(lost), sent_packets=tuple(sent))
     state = replace(
         state,
         flows=tuple(kept),
@@ -247,7 +249,7 @@ def delivered_by_flow(state: SignalState, *, now_s: float) -> dict[str, float]:
 
 def _tick(
     now_s: float, elapsed_s: float, classes: Sequence[ClassSample], sent_bits: Sequence[float],
-    received_bits: float | None, dropped_packets: int,
+    received_bits: float | None, dropped_packets: Sequence[int],
 ) -> TickState:  # fmt: skip
     backlog_bytes = tuple(entry.backlog_bytes for entry in classes)
     return TickState(
@@ -255,9 +257,9 @@ def _tick(
         elapsed_s=elapsed_s,
         sent_bits=math.fsum(sent_bits),
         received_bits=received_bits,
-        lost_packets=0,
-        sent_packets=0,
-        dropped_packets=dropped_packets,
+        lost_packets=(),
+        sent_packets=(),
+        dropped_packets=tuple(dropped_packets),
         backlog_bytes=backlog_bytes,
         queue_s=_queues_s(backlog_bytes, sent_bits, elapsed_s=elapsed_s),
     )
@@ -339,18 +341,21 @@ def _in_order(voter: _Voter) -> tuple[str, bool, bool, int]:
 
 
 def _loss(state: SignalState, *, now_s: float, after_drain: bool = False) -> tuple[int, int]:
-    """Packets lost on the path and packets sent, in the last second; none where our own queues dropped any lately.
+    """Packets lost on the path and packets sent, in the last second, of the classes that dropped none here lately.
 
     A drop of ours is one piece of up to 64 KiB, of which TCP then loses every segment, so it cannot be subtracted.
     `after_drain`: only those found long enough after the last cut's drain to have been sent after it.
     """
+    dropping = quorum.dropping(state)
     lag_s = LOSS_LAG_S if after_drain and state.ignore_before_s > 0 else 0.0
     since_s = max(now_s - 1.0, state.ignore_before_s + lag_s)
     lost = sent = 0
     for tick in state.ticks:
         if tick.at_s > since_s:
-            lost, sent = lost + tick.lost_packets, sent + tick.sent_packets
-    return 0 if any(tick.dropped_packets for tick in state.ticks) else lost, sent
+            for index, (more_lost, more_sent) in enumerate(zip(tick.lost_packets, tick.sent_packets, strict=True)):
+                if index not in dropping:
+                    lost, sent = lost + more_lost, sent + more_sent
+    return lost, sent
 
 
 def _learn(state: SignalState, *, now_s: float) -> SignalState:

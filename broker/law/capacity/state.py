@@ -173,15 +173,15 @@ class ArrivalState(Struct, frozen=True):
 
 
 class TickState(Struct, frozen=True):
-    """One tick's counters: bits sent and received; packets lost, sent, dropped here; delay in each class' queue."""
+    """One tick's counters: bits sent and received; of each class packets lost, sent, dropped here, and queue delay."""
 
     at_s: float
     elapsed_s: float
     sent_bits: float
     received_bits: float | None
-    lost_packets: int
-    sent_packets: int
-    dropped_packets: int
+    lost_packets: tuple[int, ...]
+    sent_packets: tuple[int, ...]
+    dropped_packets: tuple[int, ...]
     backlog_bytes: tuple[int, ...]
     queue_s: tuple[float, ...]
 

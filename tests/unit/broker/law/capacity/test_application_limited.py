@@ -24,10 +24,11 @@ KERNEL = ("tcp-info", None)
 def decided(
     *, application_limited: bool, seconds: float = 12.0, from_s: float = 6.0, more_s: float = MORE_S,
     traffic_class: str = "storage", lost: float = 0.0, policy: Policy = POLICY,
-    by: Sequence[tuple[str, int | None]] = (KERNEL, KERNEL), peers: int = 2,
+    by: Sequence[tuple[str, int | None]] = (KERNEL, KERNEL), peers: int = 2, drops: str = "",
 ) -> list[InterfaceAllocation]:  # fmt: skip
     """One class to two hosts at less than half of the link; the shaper is never what limits. From `from_s` on packets
-    take longer, or are lost. `by`: for each connection who measures it, and whose program reports it."""
+    take longer, or are lost. `by`: for each connection who measures it, and whose program reports it.
+    `drops`: the class whose queue here drops a packet a second."""
     state, found, sent, gone = State(), [], 0.0, 0.0
     for tick in range(1, int(seconds * 10) + 1):
         now_s, sent = tick / 10, sent + RATE / 80
@@ -42,7 +43,10 @@ def decided(
             )
             for number, (source, uid) in enumerate(by)
         )  # fmt: skip
-        classes = tuple(ClassSample(name, int(sent) if name == traffic_class else 0) for name in CLASS_NAMES)
+        classes = tuple(
+            ClassSample(name, int(sent) if name == traffic_class else 0, 0, int(now_s) if name == drops else 0)
+            for name in CLASS_NAMES
+        )  # fmt: skip
         sample = InterfaceSample("a", 1_000_000_000, 0.0, classes, flows, received_bytes=0)
         decision = decide(now_s=now_s, state=state, measurements=Measurements((sample,)), policy=policy)
         state = decision.state
@@ -106,3 +110,11 @@ def test_far_below_the_cards_rate_two_destinations_have_to_see_a_queue_and_one_b
     seen = decided(application_limited=False, more_s=0.1, policy=AUTO, by=by, peers=peers)
     assert ("capped-by-delay" in {entry.capacity_reason.code for entry in seen}) is found
     assert found or {entry.capacity_bits_per_s for entry in seen} == {970_000_000}
+
+
+@pytest.mark.parametrize(("drops", "reason"), [("", "capped-by-loss"), ("other", "capped-by-loss"), ("storage", None)])
+def test_drops_here_void_the_losses_of_their_own_class_alone(drops: str, reason: str | None) -> None:
+    codes = {
+        entry.capacity_reason.code for entry in decided(application_limited=False, more_s=0.0, lost=0.1, drops=drops)
+    }
+    assert codes - {"link-rate", "signals-missing", "draining", "probing"} == ({reason} if reason else set())

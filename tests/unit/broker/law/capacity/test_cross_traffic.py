@@ -16,6 +16,7 @@ from broker.model.values import ClassSample, FlowSample
 from broker.policy.types import CLASS_NAMES
 
 TICK_S = 0.1
+NONE = (0,) * len(CLASS_NAMES)
 RATE = 97_000_000
 
 
@@ -27,7 +28,7 @@ def theirs(own: Sequence[float], others: Sequence[float], link: float, *, buffer
     for number, (mine, its) in enumerate(zip(own, others, strict=True)):
         before = queued
         queued = min(buffer_s * link, max(0.0, queued + (mine + its - link) * TICK_S))
-        ticks.append(TickState((number + 1) * TICK_S, TICK_S, mine * TICK_S, 0.0, 0, 0, 0, (0,) * 4, (0.0,) * 4))
+        ticks.append(TickState((number + 1) * TICK_S, TICK_S, mine * TICK_S, 0.0, NONE, NONE, NONE, NONE, (0.0,) * 4))
         left_s, wait_s = (number + 0.5) * TICK_S, (before + queued) / 2 / link
         part_s, at_s = flow_delay.cross_traffic_s(flow, wait_s, left_s=left_s, ticks=ticks, rate_bits_per_s=RATE)
         flow = replace(flow, one_way_at_s=left_s, one_way_wait_s=wait_s, cross_s=part_s, cross_at_s=at_s)
@@ -74,7 +75,7 @@ def silent(until_s: float, *last_bits: float) -> list[TickState]:
     bits = [0.0] * (20 - len(last_bits)) + list(last_bits)
     ends_s = [until_s - (19 - number) * TICK_S for number in range(20)]
     return [
-        TickState(at_s, TICK_S, left, 0.0, 0, 0, 0, (0,) * 4, (0.0,) * 4)
+        TickState(at_s, TICK_S, left, 0.0, NONE, NONE, NONE, NONE, (0.0,) * 4)
         for at_s, left in zip(ends_s, bits, strict=True)
     ]
 
@@ -108,7 +109,7 @@ def decided(sends: Callable[[float], float], waits: Wait, *, seconds: float) -> 
         estimate = outbound.estimate(
             now_s=now_s, state=state, base=(RATE, "configured"), flows=[flow],
             counters=outbound.Counters(
-                tuple(ClassSample(name, 0, 0) for name in CLASS_NAMES), tuple(sent.values()), 0, TICK_S, 0.0
+                tuple(ClassSample(name, 0, 0) for name in CLASS_NAMES), tuple(sent.values()), (0,) * 4, TICK_S, 0.0
             ),
         )  # fmt: skip
         state = estimate.state

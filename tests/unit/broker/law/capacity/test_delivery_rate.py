@@ -16,12 +16,13 @@ from broker.model.values import ClassSample, FlowSample
 from broker.policy.types import CLASS_NAMES
 
 TICK_S = 0.1
+NONE = (0,) * len(CLASS_NAMES)
 
 
 def ticks(rates: Sequence[float]) -> tuple[TickState, ...]:
     """One tick after the other from 0 on, in each of which so much left a second."""
     return tuple(
-        TickState((number + 1) * TICK_S, TICK_S, rate * TICK_S, 0.0, 0, 0, 0, (0,) * 4, (0.0,) * 4)
+        TickState((number + 1) * TICK_S, TICK_S, rate * TICK_S, 0.0, NONE, NONE, NONE, NONE, (0.0,) * 4)
         for number, rate in enumerate(rates)
     )
 
@@ -230,7 +231,7 @@ def heard_behind(backlog_bytes: int) -> tuple[ArrivalState, ...]:
         )  # fmt: skip
         state = signals.observe(
             state, now_s=TICK_S * number, flows=[sample], classes=classes, sent_bits=sent_bits, received_bits=0.0,
-            dropped_packets=0, elapsed_s=TICK_S, loaded=True, rate_bits_per_s=40_000_000,
+            dropped_packets=(0,) * len(CLASS_NAMES), elapsed_s=TICK_S, loaded=True, rate_bits_per_s=40_000_000,
         )  # fmt: skip
     return state.arrivals
 

@@ -16,11 +16,11 @@ MOST = 0.05
 
 
 def read_ticks(
-    packets: Sequence[tuple[int, int]], *, every: int = 1, from_s: float = 0.0, dropped: int = 0
+    packets: Sequence[tuple[int, int]], *, every: int = 1, from_s: float = 0.0, dropped: int = 0, by: str = "storage"
 ) -> list[signals.Signals]:
-    """What is said, tick by tick, of a connection that sent and lost so many packets in each, is looked at in every so
-    many of them, and known from a time on; our own queues drop so many pieces at `DROP_S`, a cut comes at `CUT_S`, its
-    drain ends at `DRAINED_S`."""
+    """What is said, tick by tick, of a connection of storage that sent and lost so many packets in each, is looked at
+    in every so many of them, and known from a time on; class `by` drops so many pieces here at `DROP_S`, a cut comes at
+    `CUT_S`, its drain ends at `DRAINED_S`."""
     state, found, sent, lost = SignalState(), [], 0, 0
     seen, seen_s = (0, 0), 0.0
     for number, (more_sent, more_lost) in enumerate(packets, start=1):
@@ -37,8 +37,8 @@ def read_ticks(
         state = signals.observe(
             state, now_s=now_s, flows=flows, classes=[ClassSample(name, 0, 0) for name in CLASS_NAMES],
             sent_bits=[12_000.0 * more_sent] * len(CLASS_NAMES), received_bits=0.0,
-            dropped_packets=dropped if abs(now_s - DROP_S) < 1e-9 else 0, elapsed_s=TICK_S,
-            loaded=True, rate_bits_per_s=10_000_000,
+            dropped_packets=[dropped if name == by and abs(now_s - DROP_S) < 1e-9 else 0 for name in CLASS_NAMES],
+            elapsed_s=TICK_S, loaded=True, rate_bits_per_s=10_000_000,
         )  # fmt: skip
         if abs(now_s - CUT_S) < 1e-9:
             state = signals.forget(state, before_s=DRAINED_S)
@@ -64,6 +64,12 @@ def test_nothing_counts_as_lost_on_the_path_within_two_seconds_of_a_drop_of_our_
     assert max(found[:24]) == 0
     assert min(found[25:]) > 0
     assert min(entry.lost_packets for entry in read_ticks(packets)[4:]) > 0
+
+
+def test_what_another_class_drops_here_hides_no_loss_on_the_path() -> None:
+    """A class below its own ceiling drops all the time, by design."""
+    packets = [(50, 10)] * 29
+    assert read_ticks(packets, dropped=1, by="other") == read_ticks(packets)
 
 
 def test_losses_that_are_repeated_late_because_a_burst_goes_first_do_not_count() -> None:

@@ -63,7 +63,7 @@ def rates_of(peers: Sequence[Says], *, falls: bool, until_s: float = 20.0) -> li
         counters = Counters(
             classes=tuple(ClassSample(name, 0, waiting.get(name, 0)) for name in CLASS_NAMES),
             sent_bits=tuple(rate * TICK_S if name == "storage" else 0.0 for name in CLASS_NAMES),
-            dropped_packets=0, elapsed_s=TICK_S, received_bits=0.0,
+            dropped_packets=(0,) * len(CLASS_NAMES), elapsed_s=TICK_S, received_bits=0.0,
         )  # fmt: skip
         given = outbound.estimate(
             now_s=now_s, state=state, base=(int(FULL), "configured"), flows=flows, counters=counters

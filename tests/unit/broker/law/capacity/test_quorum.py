@@ -55,7 +55,7 @@ def capacities(flows: Flows, *, until_s: float = 20.0, load: float = 0.8) -> lis
         counters = Counters(
             classes=tuple(ClassSample(name, 0) for name in CLASS_NAMES),
             sent_bits=tuple(bits if name == "storage" else 0.0 for name in CLASS_NAMES),
-            dropped_packets=0, elapsed_s=TICK_S, received_bits=0.0,
+            dropped_packets=(0,) * len(CLASS_NAMES), elapsed_s=TICK_S, received_bits=0.0,
         )  # fmt: skip
         given = outbound.estimate(
             now_s=now_s, state=state, base=(BASE, "configured"), flows=flows(now_s, sent), counters=counters
@@ -290,7 +290,7 @@ def greedy(flows: Flows, *, until_s: float, waiting: bool = True) -> list[Outbou
         sent += bits / 8
         counters = Counters(
             classes=tuple(ClassSample(name, 0, 5_000 if bits and name == "other" else 0) for name in CLASS_NAMES),
-            sent_bits=(0.0, 0.0, 0.0, bits), dropped_packets=0, elapsed_s=TICK_S, received_bits=0.0,
+            sent_bits=(0.0, 0.0, 0.0, bits), dropped_packets=(0,) * 4, elapsed_s=TICK_S, received_bits=0.0,
         )  # fmt: skip
         found.append(
             outbound.estimate(
