@@ -155,7 +155,8 @@ SCENARIOS: Mapping[str, Scenario] = {
     # nothing was found where senders never reached 0.3 of the card's rate: steps of 6 s, and people waited 194 ms
     "unknown uplink": Scenario(
         partial(unknown_uplink, mbit=40), 8,
-        (*most("fall_s", (1, 2.0)), *most("step_s", (1, 0.6)), *most("people_ms", (1, 50)), *least("used", (1, 0.9))),
+        (*most("fall_s", (0.85, 2.0), (1, 10)), *most("step_s", (1, 0.6)), *most("people_ms", (0.85, 50), (1, 100)),
+         *least("used", (1, 0.9))),
     ),
     "unknown slow uplink": Scenario(
         partial(unknown_uplink, mbit=15, ask=False), 8,
