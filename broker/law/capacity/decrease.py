@@ -93,7 +93,7 @@ def drain(state: CapacityState, evidence: Evidence, direction: Direction, *, now
         if last.cause is Cause.PROBE:  # our own raise: undo it and no more
             lowest, most = _back_to(state, carried, direction)
         rate = int(min(max(direction.cut_to * link, lowest), most, state.base_bits_per_s))
-        rate, surely_more = max(rate, least(state)), int(UNSURE * link)
+        rate, surely_more = max(rate, least(state, direction)), int(UNSURE * link)
     return replace(
         state,
         rate_bits_per_s=rate,
@@ -134,9 +134,9 @@ def is_in_doubt(state: CapacityState, queue: Queue, *, now_s: float) -> bool:
     return episode.cuts >= DOUBT_CUTS and queue.excess_s >= DOUBT_EXCESS * episode.excess_s
 
 
-def least(state: CapacityState) -> int:
+def least(state: CapacityState, direction: Direction) -> int:
     """The lowest rate."""
-    return min(BASE_BITS_PER_S_MIN, state.base_bits_per_s)
+    return int(direction.rate_min * state.base_bits_per_s) or min(BASE_BITS_PER_S_MIN, state.base_bits_per_s)
 
 
 def _target(state: CapacityState, queue: Queue, carried: Carried, direction: Direction) -> tuple[int, int]:
@@ -154,7 +154,7 @@ def _target(state: CapacityState, queue: Queue, carried: Carried, direction: Dir
     link = measured.carried_bits_per_s if measured is not None else target / direction.cut_to
     if queue.cause is Cause.PROBE and measured is None and carried.reported:
         target, link = lowest, math.sqrt(before * rate)
-    return max(min(int(target), state.base_bits_per_s), least(state)), int(link)
+    return max(min(int(target), state.base_bits_per_s), least(state, direction)), int(link)
 
 
 def _episode(state: CapacityState, queue: Queue, *, lower: bool, now_s: float) -> Episode:

@@ -93,7 +93,7 @@ def estimate(state: CapacityState, evidence: Evidence, direction: Direction, *, 
     Args:
         state: of the last tick; the first is `of_base`'s.
         evidence: what was measured in this one.
-        direction: `OUTBOUND` or `INBOUND`.
+        direction: `OUTBOUND`, `UNNAMED` or `INBOUND`.
         now_s: the tick's time.
     """
     kept_s = state.busy_s if direction.busy_gaps else 0.0

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from broker.law.capacity.delivery_rate import DeliveryRate
 from broker.law.capacity.state import Cause
@@ -104,6 +105,7 @@ class Direction(Struct, frozen=True):
 
     Fields: `headroom` the part of the rate that is used; `cut_to` and `cut_to_deep` the part of the carried rate that
     a cut goes to, over a queue and over a deep one; `cut_to_min` and `cut_to_max` bound it as parts of the rate before;
+    `rate_min` the lowest rate, as a part of the base, 0 for `BASE_BITS_PER_S_MIN`;
     `load_min` the part of the rate, as the operator names it, that has to be used for a queue to be ours;
     `forget_s` after which without a report the rate rises by `forget_step` a second; `proof_s` the time in which the
     arrival rate has to confirm a raise; `busy_gaps` whether the time of our own limit counts across gaps.
@@ -114,6 +116,7 @@ class Direction(Struct, frozen=True):
     cut_to_deep: float
     cut_to_min: float
     cut_to_max: float
+    rate_min: float
     load_min: float
     forget_s: float
     forget_step: float
@@ -122,21 +125,25 @@ class Direction(Struct, frozen=True):
 
 
 OUTBOUND = Direction(
-    headroom=0.97, cut_to=0.95, cut_to_deep=0.9, cut_to_min=0.2, cut_to_max=0.97, load_min=0.3,
+    headroom=0.97, cut_to=0.95, cut_to_deep=0.9, cut_to_min=0.2, cut_to_max=0.97, rate_min=0.02, load_min=0.3,
     forget_s=60.0, forget_step=0.03, proof_s=math.inf, busy_gaps=True,
 )  # fmt: skip
 """Headroom: the shaper stays below the link, so that the queue is here; 3 % covers framing that HTB does not see.
 Cuts: the queue has to get shorter, and the ratio of wire to delivered bytes is known to a few percent; over a deep
 queue the carried rate is known to 10 % only. A fall to a fifth is followed at once, a deeper one takes two cuts; a cut
-by less than 3 % is not worth a write. Load: below 0.3 of the rate delay elsewhere is cross traffic's (of the busiest
-tenth of a second: training that a queue slows down to 0.3 of its link begins each burst with a queue of 120 ms). Where
-the operator names no rate and no bottleneck is found yet, it is enough that somebody had more to send and two
-destinations see the queue: behind a modem of 40 Mbit/s senders that wait for acknowledgements never reach 0.3 of a card
-of 1 Gbit/s. One destination may have a slow link of its own. Forgetting: after a minute, the window of guarantees, 3 %
-a second take a fifth of a link to all of it in 55 s. A report that comes before that stops the rise."""
+by less than 3 % is not worth a write. Below 2 % of the base the sum of small floors would not move, and wrong evidence
+would cost more. Load: below 0.3 of the rate delay elsewhere is cross traffic's (of the busiest tenth of a second:
+training that a queue slows down to 0.3 of its link begins each burst with a queue of 120 ms). Where the operator names
+no rate and no bottleneck is found yet, it is enough that somebody had more to send and two destinations see the queue:
+behind a modem of 40 Mbit/s senders that wait for acknowledgements never reach 0.3 of a card of 1 Gbit/s. One
+destination may have a slow link of its own. Forgetting: after a minute, the window of guarantees, 3 % a second take a
+fifth of a link to all of it in 55 s. A report that comes before that stops the rise."""
+
+UNNAMED = replace(OUTBOUND, rate_min=0.0)
+"""Where the operator names no rate: 2 % of a card of 1 Gbit/s are more than many uplinks have."""
 
 INBOUND = Direction(
-    headroom=0.95, cut_to=1.0, cut_to_deep=1.0, cut_to_min=0.0, cut_to_max=math.inf, load_min=0.05,
+    headroom=0.95, cut_to=1.0, cut_to_deep=1.0, cut_to_min=0.0, cut_to_max=math.inf, rate_min=0.0, load_min=0.05,
     forget_s=10.0, forget_step=math.inf, proof_s=1.5, busy_gaps=False,
 )  # fmt: skip
 """Headroom: what leaves a sender at 0.95 of our rate arrives without a queue, though its shaper lets 64 KiB go at once.

@@ -23,7 +23,9 @@ from broker.law.capacity.evidence import (
     BASE_BITS_PER_S_MIN,
     DELAY_S,
     OUTBOUND,
+    UNNAMED,
     Carried,
+    Direction,
     Evidence,
     Queue,
     Room,
@@ -135,7 +137,7 @@ def estimate(
     if counters is None or counters.elapsed_s <= 0:
         reason = Because.SIGNALS_MISSING(rate_bits_per_s=before.rate_bits_per_s)
         return _give(replace(state, estimate=before), source, reason, now_s=now_s)
-    shaper = _shaper_rate(before, at_s=now_s - counters.elapsed_s)
+    shaper = _shaper_rate(before, source, at_s=now_s - counters.elapsed_s)
     load = math.fsum(counters.sent_bits) / counters.elapsed_s / shaper
     seen = signals.observe(
         state.signals, now_s=now_s, flows=flows, classes=counters.classes, sent_bits=counters.sent_bits,
@@ -161,7 +163,7 @@ def estimate(
         carried=_carried(before, seen, now, measured, cause, limited=load >= LIMITED, now_s=now_s),
         room=_room(before, seen, now, lossy=losing > 0, busy_s=busy_s, now_s=now_s),
     )
-    after = estimator.estimate(before, evidence, OUTBOUND, now_s=now_s)
+    after = estimator.estimate(before, evidence, _direction(source), now_s=now_s)
     state = OutboundCapacity(after, _signals_after(seen, before, after))
     return _give(state, source, _reason(after, now, source, now_s=now_s), now_s=now_s)
 
@@ -331,14 +333,19 @@ def _signals_after(seen: SignalState, before: CapacityState, after: CapacityStat
     return replace(seen, ignore_before_s=before_s)
 
 
-def _shaper_rate(state: CapacityState, *, at_s: float) -> int:
+def _direction(source: str) -> Direction:
+    return OUTBOUND if source == "configured" else UNNAMED
+
+
+def _shaper_rate(state: CapacityState, source: str, *, at_s: float) -> int:
     """The root class' rate: half of the capacity while a queue elsewhere drains."""
     rate = state.rate_bits_per_s
-    return max(least(state), int(DRAIN_FACTOR * rate)) if estimator.is_draining(state, at_s=at_s) else rate
+    lowest = least(state, _direction(source))
+    return max(lowest, int(DRAIN_FACTOR * rate)) if estimator.is_draining(state, at_s=at_s) else rate
 
 
 def _reason(state: CapacityState, now: Signals, source: str, *, now_s: float) -> Reason:
-    rate, last = _shaper_rate(state, at_s=now_s), state.cut
+    rate, last = _shaper_rate(state, source, at_s=now_s), state.cut
     if last is not None and estimator.is_draining(state, at_s=now_s):
         return Because.DRAINING(rate_bits_per_s=rate, excess_s=last.excess_s)
     if state.phase is Phase.DOUBTING:
@@ -373,7 +380,7 @@ def _give(state: OutboundCapacity, source: str, reason: Reason, *, now_s: float)
     excess_s = signals.read(state.signals, now_s=now_s).excess_s or 0.0 if unsettled else 0.0
     return OutboundEstimate(
         state,
-        _shaper_rate(found, at_s=now_s),
+        _shaper_rate(found, source, at_s=now_s),
         "measured" if measured else source,
         reason,
         source == "fallback",

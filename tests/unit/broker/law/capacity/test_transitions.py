@@ -48,7 +48,7 @@ def followed(direction: Direction, *, seeds: int, ticks: int) -> Met:
             evidence = random_evidence(chance, stretch)
             state = estimator.estimate(state, evidence, direction, now_s=tick * TICK_S)
             met.add((before.phase, state.phase))
-            assert least(state) <= state.rate_bits_per_s <= state.base_bits_per_s
+            assert least(state, direction) <= state.rate_bits_per_s <= state.base_bits_per_s
             if before.phase is Phase.DRAINING is state.phase:
                 assert state.cut is not None
                 assert before.cut is not None
