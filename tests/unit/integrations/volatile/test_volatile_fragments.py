@@ -148,7 +148,13 @@ def test_wrong_arguments_are_named(wrong: Callable[[torch.nn.Module], Algorithm]
 
 def test_models_are_told_apart_by_frozen_parameters_of_any_layout() -> None:
     eye = torch.eye(4)
-    odd = [eye.diagonal(), eye[:, 0].expand(3, 4), eye.to_sparse(), torch.ones(2, device="meta"), eye.to(torch.complex64).conj()]
+    odd = [
+        eye.diagonal(),
+        eye[:, 0].expand(3, 4),
+        eye.to_sparse(),
+        torch.ones(2, device="meta"),
+        eye.to(torch.complex64).conj(),
+    ]
     digests = [digest_of([one], values=True) for one in odd]
     assert len(set(digests)) == len(odd)
     assert digest_of([eye.diagonal()], values=True) == digest_of([torch.ones(4)], values=True)
