@@ -273,6 +273,7 @@ class Runtime:
             return self._in_flight.is_running(group) or any(self._p2p.of_group(group))
 
         self._in_flight.close(name)
+        self._p2p.close(name)
         for oldest in self._groups.retire(name, is_busy=is_busy):
             self._in_flight.forget(oldest)
             self._p2p.forget(oldest)

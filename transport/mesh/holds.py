@@ -21,13 +21,13 @@ class Holds:
     def __init__(self) -> None:
         self._held: dict[int, set[tuple[str, int]]] = {}
 
-    def heard(self, hold: Hold) -> None:
-        """Take what a receiver says."""
-        held = self._held.setdefault(hold.connection, set())
-        if not hold.waits:
-            held.discard((hold.group, hold.step))
-        elif len(held) < HOLDS_MAX:
-            held.add((hold.group, hold.step))
+    def heard(self, hold: Hold) -> bool:
+        """Take what a receiver says; whether that changes anything."""
+        held, one = self._held.setdefault(hold.connection, set()), (hold.group, hold.step)
+        if (one in held) is hold.waits or (hold.waits and len(held) >= HOLDS_MAX):
+            return False
+        held ^= {one}
+        return True
 
     def forget(self, connection: int) -> bool:
         """It has ended; whether something was held back there."""

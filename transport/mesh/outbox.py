@@ -85,8 +85,9 @@ class Outbox:
         """What is held back has changed: it is so much."""
         self._holds = holds
         entries = [entry for entry in (*self._waiting, *self._held) if not entry[-1].ended]
-        self._held = [entry for entry in entries if is_held(entry[-1].header)]
-        self._waiting = [entry for entry in entries if not is_held(entry[-1].header)]
+        self._held, self._waiting = [], []
+        for entry in entries:
+            (self._held if is_held(entry[-1].header) else self._waiting).append(entry)
         heapq.heapify(self._waiting)
         for sending in self.in_flight.values():
             if is_held(sending.header):

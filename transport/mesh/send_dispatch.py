@@ -55,8 +55,7 @@ class SendDispatch:
 
     def hold(self, hold: Hold) -> None:
         """A receiver asks that messages wait, or go on."""
-        if self._peers.rank_of(hold.connection) is not None:
-            self._holds.heard(hold)
+        if self._peers.rank_of(hold.connection) is not None and self._holds.heard(hold):
             self._sort_out()
 
     def _sort_out(self) -> None:

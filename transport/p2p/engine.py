@@ -130,8 +130,6 @@ class P2PEngine:
         head = (rank, replace(header.key, bucket=HEAD))
         wanted = numbers.is_open((group, tag, rank), header.step) or (header.bucket == BODY and head in self._posted)
         if not wanted or part in self._unexpected:
-            if not wanted and header.bucket == HEAD and header.dtype:
-                self._count_taken(rank, header)
             self._endpoint.receive(rank, header.key, None, drop)
             return
         self._unexpected.add(part)
@@ -208,20 +206,28 @@ class P2PEngine:
         op.tickets.clear()
         self._settle(op)
 
-    def forget(self, group: str) -> None:
-        """Drop all that is known of a group in which nothing is under way any more: another may have its name."""
+    def close(self, group: str) -> None:
+        """Nobody takes what is left of a group's messages, here or there: they wait no more, and count for nothing."""
         wire = group + GROUP_SUFFIX
         self._endpoint.discard(wire, U64_MAX)
+        self._unexpected -= {part for part in self._unexpected if part[1].group == wire}
+        self._any_source.forget(group)
+        for (name, rank), inline in self._inline.items():
+            if name == group:
+                self._untaken_bytes[rank] -= inline.sent - inline.gone
+                self._unsaid_bytes[rank] -= inline.taken - inline.said
+                inline.gone, inline.said = inline.sent, inline.taken
+
+    def forget(self, group: str) -> None:
+        """Drop all that is known of a group in which nothing is under way any more: another may have its name."""
+        self.close(group)
+        wire = group + GROUP_SUFFIX
         self._endpoint.discard(wire, 0)  # what comes from now on is of another group of that name
         for numbers in (self._sent, self._taken):
             numbers.forget(lambda key: key[0] == group)
-        self._unexpected -= {part for part in self._unexpected if part[1].group == wire}
         self._asks.forget(wire)
-        self._any_source.forget(group)
         for key in [one for one in self._inline if one[0] == group]:
-            inline, rank = self._inline.pop(key), key[1]
-            self._untaken_bytes[rank] -= inline.sent - inline.gone
-            self._unsaid_bytes[rank] -= inline.taken - inline.said
+            del self._inline[key]
 
     def _goes_inline(self, group: str, rank: int, size: int) -> bool:
         """Whether a payload goes with its head; counts it, if so."""
@@ -339,8 +345,10 @@ class P2PEngine:
     def _send_void(self, op: P2POp, rank: int, number: int, *, inline: bool) -> None:
         """Say that a message will not come, so that its receiver does not wait for it."""
         if inline and op.payload is not None:
-            self._inline[op.group, rank].sent -= op.payload.data.nbytes
-            self._untaken_bytes[rank] -= op.payload.data.nbytes
+            counted = self._inline[op.group, rank]
+            size = min(op.payload.data.nbytes, counted.sent - counted.gone)  # it may have been taken all the same
+            counted.sent -= size
+            self._untaken_bytes[rank] -= size
         if self._endpoint.closing or self._endpoint.peers.error(rank) is not None:
             return
         void = describe(VOID)

@@ -9,12 +9,13 @@ use crate::wire::Hold;
 pub struct Holds(HashMap<u64, HashSet<(String, u64)>>);
 
 impl Holds {
-    pub fn heard(&mut self, connection: u64, hold: Hold) {
+    /// Whether that changes anything.
+    pub fn heard(&mut self, connection: u64, hold: Hold) -> bool {
         let held = self.0.entry(connection).or_default();
-        if !hold.waits {
-            held.remove(&(hold.group, hold.step));
-        } else if held.len() < HOLDS_MAX {
-            held.insert((hold.group, hold.step));
+        if hold.waits {
+            held.len() < HOLDS_MAX && held.insert((hold.group, hold.step))
+        } else {
+            held.remove(&(hold.group, hold.step))
         }
     }
 

@@ -172,8 +172,9 @@ impl InFlight {
     /// A rank asks that messages to it wait, or go on.
     fn hold(&mut self, connection: u64, hold: Hold) {
         let way = self.routes.iter().find(|(_, all)| all.contains(&connection));
-        if let Some(way) = way.map(|(way, _)| *way) {
-            self.holds.heard(connection, hold);
+        if let Some(way) = way.map(|(way, _)| *way)
+            && self.holds.heard(connection, hold)
+        {
             self.sort_out(way);
         }
     }

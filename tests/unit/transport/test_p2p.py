@@ -505,6 +505,19 @@ def test_what_nobody_takes_is_bounded_over_all_groups_and_a_group_that_is_forgot
     wait_until(lambda: p2p._untaken_bytes == {1: 0} and not p2p._inline and not p2p._posted)
 
 
+def test_what_nobody_has_taken_of_a_group_counts_no_more_when_that_is_closed(make_world):
+    world, content = make_world(2), np.zeros(INLINE_BYTES, "u1")
+    p2p = world.groups[0]._runtime._p2p
+    first, taker = (group.subgroup([0, 1], name="a") for group in world.groups)
+    for _ in range(UNTAKEN_BYTES_MAX // INLINE_BYTES):
+        first.send(content, 1).wait(30)
+    assert p2p._untaken_bytes == {1: UNTAKEN_BYTES_MAX}
+    first.close()
+    taker.close()
+    wait_until(lambda: p2p._untaken_bytes == {1: 0})
+    world.groups[0].send(content, 1).wait(30)  # it leaves without a receive
+
+
 def test_what_is_taken_of_many_groups_is_said_for_all_of_them(make_world):
     world, content = make_world(2), np.zeros(TAKEN_BYTES // 4, "u1")
     pairs = [[group.subgroup([0, 1], name=f"g{number}") for group in world.groups] for number in range(8)]
