@@ -96,7 +96,8 @@ def test_the_example_trains_with_whoever_is_there_and_begins_anew_when_all_have_
 
 def test_the_ranks_that_trained_by_ddp_train_by_diloco_under_torchrun() -> None:
     (said,) = said_by((*TORCHRUN, "--nproc-per-node=2", "--standalone", str(EXAMPLES / "ddp_to_diloco.py")))
-    assert sum(", meeting 10 of 2: loss " in line for line in said) == 2, said
+    # Two ranks may write into one line, and the first may have left when the other one counts.
+    assert len(re.findall(r", meeting 10 of [12]: loss ", "\n".join(said))) == 2, said
 
 
 @pytest.mark.long
