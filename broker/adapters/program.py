@@ -61,8 +61,10 @@ class StorageAdapter(ABC):
         """Ask what it has to do."""
 
     def settings(self) -> tuple[str, Settings]:
-        """Its settings as they are now, after a name of this run of the program, which
-        changes when it restarts, unless `runs_alike`."""
+        """Its settings as they are now, after a name of this run of the program.
+
+        The name changes when the program restarts, unless `runs_alike`.
+        """
         raise NotImplementedError
 
     def limited(self, found: Settings, rate_bits_per_s: int) -> Settings | None:

@@ -275,7 +275,8 @@ class Operations:
             threads=THREADS,
             finish=finish,
         )
-        self._have_wait(staged, work.what, limit_s)
+        if devices:
+            self._have_wait(staged, work.what, limit_s)
 
         later = start if isinstance(start, Later) else None
         known = [] if callable(start) or isinstance(start, Later) else list(start)

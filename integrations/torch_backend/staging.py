@@ -63,6 +63,7 @@ class Staged:
         elif (gpu := GPUS.get(source.device.type)) is not None:
             self._gpu = gpu
             if read:  # of one that is lazily conjugated torch would conjugate the host's copy before that has come
+                # The copy of such a one is nobody else's: its memory must last until it has been read.
                 self._source = source = source.resolve_conj().resolve_neg()
             self._called = gpu.current_stream(source.device).record_event()
             self.memory = gpu.pinned(source)

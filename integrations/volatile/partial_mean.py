@@ -81,9 +81,14 @@ class PartialMean(Algorithm):
         self._averaged: list[tuple[int, int] | None] = []
         """The versions of the gradients when they were last averaged."""
 
+    @property
+    def _is_within_a_step(self) -> bool:
+        """Between the mean and the end of the caller's block: this member holds neither state."""
+        return self._due is not None or self._kept is not None
+
     def _step_begins(self, _optimizer: torch.optim.Optimizer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        within = self._due is not None or self._kept is not None
-        if within and (kwargs.get("closure") or any(map(callable, args[1:]))):  # after the optimizer itself
+        closure = kwargs.get("closure") or any(map(callable, args[1:]))  # behind the optimizer itself
+        if closure and self._is_within_a_step:
             reason = "a closure computes this member's own gradients again, after PartialMean has averaged them"
             raise MisuseError(f"{reason}: compute them before `algorithm.step()`, and step the optimizer without one")
         changed = self._due is not None and self._all.gradient_versions() != self._averaged
@@ -226,8 +231,7 @@ class PartialMean(Algorithm):
         self._due, self._steps_made = None, int(state.get("steps", 0))
 
     def _state_bytes(self) -> bytes | None:
-        within = self._due is not None or self._kept is not None
-        return None if within else super()._state_bytes()
+        return None if self._is_within_a_step else super()._state_bytes()
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:

@@ -198,6 +198,10 @@ class UnexpectedMessage:
     header: Header
 
 
+HOLDS_MAX = 1024
+"""Of one connection, that have not ended. Neither side says or keeps more."""
+
+
 @dataclass(frozen=True)
 class Hold:
     """The peer asks over a connection that a group's collectives to it wait from a step on, or go on.

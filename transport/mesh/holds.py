@@ -8,11 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from transport.engine.base import Hold
+from transport.engine.base import HOLDS_MAX, Hold
 from transport.wire.header import Header, Kind
-
-HOLDS_MAX = 1024
-"""Of one connection: a peer of ours says no more."""
 
 
 class Holds:

@@ -147,7 +147,7 @@ def test_tensors_of_messages_are_let_go_when_their_operations_have_ended(ranks):
     gc.disable()
     try:
         for kept in ranks.run(body):
-            wait_until(lambda: all(one() is None for one in kept), what=lambda: [one() is None for one in kept])  # noqa: B023
+            wait_until(lambda: all(one() is None for one in kept), what=lambda: [one() is None for one in kept])  # noqa: B023 - at once
     finally:
         gc.enable()
 

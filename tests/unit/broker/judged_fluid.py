@@ -145,7 +145,7 @@ def unknown_uplink(seed: int, *, mbit: float, **link: object) -> Figures:
     storage = [tcp(f"10.0.0.{3 + number % 2}", port=873 + number) for number in range(4)]
     world = World(
         [quic(), *storage], lambda at_s: 1e6 * mbit, buffer_bytes=int(25e3 * mbit), burst_bytes=int(40e3 * mbit),
-        seed=seed, jitter_s=0.003, spike_s=0.05, **link,  # type: ignore[arg-type]
+        seed=seed, jitter_s=0.003, spike_s=0.05, **link,  # type: ignore[arg-type]  # of a case: any of its arguments
     )  # fmt: skip
     law = Controlled(load('version = 1\n[[interface]]\nname = "a"\negress = "auto"\n'))
     law(world)

@@ -12,14 +12,15 @@ from typing import Any
 
 from transport.engine.aioquic.exceptions import OpenedConnection
 from transport.engine.aioquic.matching import Matcher, ReceiveStream
+from transport.engine.base import HOLDS_MAX
 from transport.wire.control_frames import FrameReader, encode_hold
 from transport.wire.error_codes import WireCode, WireError
 from transport.wire.header import decode_header, split_header
 
 PIECES_MAX = 4096
 """Separate pieces of all messages of a connection: gaps in what arrived. More is made to cost us memory and time."""
-HOLDS_MAX, UNSAID_BYTES_MAX = 1024, 2**16
-"""That have not ended, and bytes of frames that wait for credit. Beyond that nobody is held back."""
+UNSAID_BYTES_MAX = 2**16
+"""Of frames that wait for credit. Beyond that, or `HOLDS_MAX`, nobody is held back."""
 BEFORE_HELLO_BYTES_MAX = 2**20
 """Of messages that overtake the hello: the windows of the first three round trips are less."""
 

@@ -101,7 +101,7 @@ def test_a_line_that_cannot_be_written_is_kept_for_readers_and_ends_nobody(where
     else:
         reader, writer = os.pipe()
         os.close(reader)
-        out = open(writer, "w")  # noqa: SIM115
+        out = open(writer, "w")  # noqa: SIM115 - as above
     recent = RecentEvents()
     lines = make_log(out, journal=True, recent=recent)
     for number in range(100):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from transport.engine.base import Hold, Priority
-from transport.mesh.holds import HOLDS_MAX, Holds
+from transport.engine.base import HOLDS_MAX, Hold, Priority
+from transport.mesh.holds import Holds
 from transport.mesh.outbox import AHEAD, IN_FLIGHT_BYTES_MAX, Outbox, Sending
 from transport.wire.header import Header, Kind
 
