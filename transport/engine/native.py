@@ -329,6 +329,8 @@ class NativeEngine(Engine):
             case "down", number, peer, failure:
                 link = self._links.pop(number)
                 error = None if failure is None else _error(failure)
+                if isinstance(error, PeerError) and error.wire_code == WireCode.COUNTED_AS_GONE and not link.verified:
+                    error = ConnectionLostError(peer, error.reason)  # anybody's word: only the peer's own is for good
                 kind = "" if failure is None else failure[0]
                 gone, silent = kind == "gone", kind == "silent"
                 return ConnectionDown(number if link.up else None, peer, error, link.attempt, gone=gone, silent=silent)

@@ -3,20 +3,39 @@
 from __future__ import annotations
 
 import datetime
+import socket
+import ssl
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from aioquic.buffer import Buffer
+from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.connection import QuicConnection
 from aioquic.quic.events import ConnectionTerminated, HandshakeCompleted
+from aioquic.quic.packet import QuicPacketType, pull_quic_header
+from aioquic.quic.packet_builder import QuicPacketBuilder
+from aioquic.tls import Epoch
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import NameOID
 from engine_raw_peer import RawPeer, message, victim
-from engine_support import EACH, ConnectionDown, ConnectionUp, Node, connected, engines, over, pytest_generate_tests
+from engine_support import (
+    EACH,
+    ConnectionDown,
+    ConnectionUp,
+    Node,
+    bound_socket,
+    connected,
+    engines,
+    over,
+    pytest_generate_tests,
+)
 
-from hive_qos.errors import PeerError
+from hive_qos.errors import ConnectionLostError, PeerError
 from transport.engine.base import Received
 from transport.identity import ca_init, ca_issue, ca_revoke, ephemeral_identity, load_identity
 from transport.identity.authority import certificate_builder, private_pem, subject_names
@@ -70,6 +89,36 @@ def credentials_for(folder: Path, who: str) -> Credentials | None:
     return of_cluster(folder, who, ca="theirs" if who == "stranger" else "ours")[0]
 
 
+def close_unverified(sock: socket.socket, credentials: Credentials, *, code: WireCode) -> None:
+    """Answer the first client on a socket with a close right behind the certificate, before the client's has come."""
+    data, remote = sock.recvfrom(65536)
+    configuration = QuicConfiguration(
+        is_client=False, alpn_protocols=["hive-tensor/1"], verify_mode=ssl.CERT_NONE, max_datagram_size=1400
+    )
+    configuration.certificate = x509.load_pem_x509_certificate(credentials.certificate_chain_pem)
+    configuration.private_key = load_pem_private_key(credentials.private_key_pem, password=None)
+    named = pull_quic_header(Buffer(data=data), host_cid_length=8).destination_cid
+    quic = QuicConnection(configuration=configuration, original_destination_connection_id=named)
+    quic.receive_datagram(data, remote, time.monotonic())
+    for answer, _ in quic.datagrams_to_send(time.monotonic()):
+        sock.sendto(answer, remote)
+    packets = QuicPacketBuilder(
+        host_cid=quic.host_cid,
+        peer_cid=quic._peer_cid.cid,
+        is_client=False,
+        max_datagram_size=1200,
+        packet_number=quic._packet_number,
+        quic_logger=None,
+        version=quic._version,
+    )
+    packets.start_packet(QuicPacketType.ONE_RTT, quic._cryptos[Epoch.ONE_RTT])
+    quic._write_connection_close_frame(
+        builder=packets, epoch=Epoch.ONE_RTT, error_code=code, frame_type=None, reason_phrase="gone"
+    )
+    for last in packets.flush()[0]:
+        sock.sendto(last, remote)
+
+
 REFUSED = {
     "nobody": WireCode.CERTIFICATE_MISSING,
     "stranger": WireCode.CERTIFICATE_UNTRUSTED,
@@ -98,6 +147,25 @@ def test_a_client_that_is_not_who_it_should_be_is_closed_before_its_hello_counts
         node.none((ConnectionUp, Received), within_s=0.05)  # type: ignore[arg-type]  # isinstance takes a tuple
     finally:
         node.engine.close()
+
+
+@over(*EACH)
+def test_who_has_shown_no_certificate_of_ours_cannot_say_that_we_count_as_gone(cluster: Path) -> None:
+    """A rank is dialled at all addresses that it has told: at one of them may be somebody else."""
+    credentials, trust = of_cluster(cluster, "mate")
+    mate = Node("mate", credentials=credentials, trust=trust)
+    mate.serve(trust)
+    mallory = ephemeral_identity("mallory").credentials
+    try:
+        for _ in range(10):  # whether the certificate or the close is looked at first is a matter of microseconds
+            with bound_socket("127.0.0.1") as sock:
+                mate.engine.connect(mate.endpoint, sock.getsockname(), expected_peer="server")
+                close_unverified(sock, mallory, code=WireCode.COUNTED_AS_GONE)
+                error = mate.take(ConnectionDown).error
+            assert isinstance(error, ConnectionLostError | PeerError)
+            assert not isinstance(error, PeerError) or error.wire_code == WireCode.CERTIFICATE_UNTRUSTED
+    finally:
+        mate.engine.close()
 
 
 @pytest.mark.parametrize("who", ["stranger", "ephemeral", "expired", "broker"])
