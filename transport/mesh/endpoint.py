@@ -338,6 +338,9 @@ class Endpoint:
             _log.warning("refused a connection from %s at %s: no rank of ours", event.peer, event.remote)
             engine.disconnect(event.connection, wire_code=WireCode.PEER_UNEXPECTED, reason="no rank of this group")
             return
+        if dialled is not None and self.peers.is_second(dialled):
+            engine.disconnect(event.connection, wire_code=WireCode.NO_ERROR, reason="there is another one by now")
+            return
         address = event.remote[0] if dialled is None else dialled.address[0]
         if not self.peers.up(peer.rank, event.connection, bulk=bulk, dialled=dialled, local=local, address=address):
             self._say_gone(peer.rank, event.connection)
@@ -384,7 +387,7 @@ class Endpoint:
     def _gone(self, gone: Gone) -> None:
         self._gone_s[gone.rank] = time.monotonic()
         self._sends.gone(gone.rank, gone.error)
-        if self.peers.peers[gone.rank].phase is Phase.DEAD:  # it may live, and only not have been heard in time
+        if self.peers.peers[gone.rank].phase is not Phase.LEFT:  # it may live, and only not have been heard in time
             for connection in self.peers.connections(gone.rank):
                 self._say_gone(gone.rank, connection)
         self._on_gone(gone)

@@ -38,12 +38,16 @@ DIAL_OTHER_S = 1.0
 """How long the larger rank waits to be dialled. Three round trips of a bad link, and nobody minds waiting a second."""
 BACK_OFF_S_FIRST = 0.1
 BACK_OFF_S_MAX = 1.0
+REDIAL_S = 0.4
+"""Between attempts to reach a lost peer, also while one is under way: QUIC repeats a first packet after 1, 3 and 7 s.
+One attempt alone finds only then that a link is back."""
 STAGGER_S = 0.25
 """Between attempts over one path and the next (RFC 8305, section 5)."""
 SPARE_AGAIN_S = 10.0
 """After a further link could not be dialled, or was lost: a cable that is plugged in again is used within these."""
 SPARE_AGAIN_S_MAX = 320.0
-"""After it was lost again and again: each time, what is under way there waits for `dead_after_s`."""
+"""After that has happened again and again: what is under way on a link that is lost waits for `dead_after_s`, and what
+cannot be reached may be somebody else's address."""
 
 
 class Phase(enum.Enum):
@@ -107,6 +111,11 @@ class _Way:
         self.next_dial_s = now_s + self.back_off_s
         self.back_off_s = min(self.back_off_s * 2, BACK_OFF_S_MAX)
 
+    def rest(self, now_s: float) -> None:
+        """Leave a further link alone, and longer the next time."""
+        self.next_dial_s = now_s + self.rest_s
+        self.rest_s = min(self.rest_s * 2, SPARE_AGAIN_S_MAX)
+
 
 @dataclass(frozen=True)
 class _Connection:
@@ -149,11 +158,10 @@ class _Channel:
             other.next_dial_s -= early_s
 
     def rest(self, link: Link, of: Callable[[_Way], Link], now_s: float) -> None:
-        """A link was lost while there are others. What was under way there had to wait, so longer the next time."""
+        """A link was lost while there are others."""
         for way in self.ways:
             if of(way) == link:
-                way.next_dial_s = now_s + way.rest_s
-                way.rest_s = min(way.rest_s * 2, SPARE_AGAIN_S_MAX)
+                way.rest(now_s)
 
 
 @dataclass
@@ -247,6 +255,8 @@ class PeerTable:
                 for way in self._wanted(peer, bulk=bulk):
                     if now_s >= way.next_dial_s:
                         way.dialling = way.tried = True
+                        if peer.phase is Phase.LOST and not bulk:
+                            way.dialling, way.next_dial_s = False, now_s + REDIAL_S
                         actions.append(Dial(peer.rank, bulk, way.path))
         return actions
 
@@ -264,7 +274,8 @@ class PeerTable:
             return []
         idle = [way for way in channel.ways if not way.dialling]
         in_use = set(channel.by_link) | {self._link(peer, way.path) for way in channel.ways if way.dialling}
-        return [way for way in idle if is_spare(self._link(peer, way.path), in_use=in_use, own=own, theirs=theirs)][:1]
+        spare = [way for way in idle if is_spare(self._link(peer, way.path), in_use=in_use, own=own, theirs=theirs)]
+        return sorted(spare, key=lambda way: way.next_dial_s)[:1]
 
     def _link(self, peer: Peer, path: Path) -> Link:
         return self._own[path.local].interface, peer.interface_of(path.remote.address)
@@ -297,6 +308,17 @@ class PeerTable:
             peer.phase = Phase.UP
         return True
 
+    def is_second(self, dial: Dial) -> bool:
+        """Whether another attempt of ours has come through meanwhile, so that this connection is not needed."""
+        peer = self.peers[dial.rank]
+        link, by_smaller = self._link(peer, dial.path), self._rank < dial.rank
+        there = peer.channel(bulk=dial.bulk).connections.values()
+        if not any((one.link, one.by_smaller) == (link, by_smaller) for one in there):
+            return False
+        if (way := self._way(dial)) is not None:
+            way.dialling = False
+        return True
+
     def delivered(self, rank: int, *, bulk: bool) -> None:
         """A message went through: a loss of this connection is dialled again at once."""
         channel = self.peers[rank].channel(bulk=bulk)
@@ -312,7 +334,7 @@ class PeerTable:
         way.dialling = False
         channel = self.peers[dial.rank].channel(bulk=dial.bulk)
         if channel.connections:
-            way.next_dial_s = now_s + SPARE_AGAIN_S
+            way.rest(now_s)
         else:
             channel.failed(way, now_s)
 

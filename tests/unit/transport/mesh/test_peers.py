@@ -122,6 +122,29 @@ def test_a_lost_connection_is_dialled_again_at_once_and_the_peer_is_dead_when_it
     assert peers.next_wake_s() == float("inf")
 
 
+def test_a_lost_peer_gets_new_first_packets_while_an_attempt_is_under_way() -> None:
+    peers = table(0, size=2)
+    peers.due(100.0)
+    up(peers, 1, 5, dialled=True)
+    peers.down(5, reason="silent", now_s=110.0)
+    asked = []
+    while peers.peers[1].phase is Phase.LOST:
+        asked += [peers.next_wake_s()] * peers.due(peers.next_wake_s()).count(dial(1))
+    assert asked == pytest.approx([110.0, 110.4, 110.8, 111.2, 111.6])
+
+
+def test_of_several_attempts_of_ours_the_first_that_comes_through_is_kept() -> None:
+    peers = table(0, size=2)
+    assert not peers.is_second(dial(1))
+    up(peers, 1, 5, dialled=False)
+    assert not peers.is_second(dial(1)), "the other side may not hear what it dialled itself"
+    up(peers, 1, 6, dialled=True)
+    assert peers.is_second(dial(1))
+    assert not peers.is_second(dial(1, bulk=True))
+    peers.down(6, reason="silent", now_s=110.0)
+    assert not peers.is_second(dial(1))
+
+
 def test_a_peer_whose_process_has_ended_is_dead_with_its_last_connection_and_not_waited_for():
     peers = table(0, size=2)
     for connection, bulk in ((5, False), (6, False), (7, True)):
@@ -334,6 +357,28 @@ def test_a_lost_link_leaves_the_peer_connected_and_is_dialled_again_later_and_la
         assert peers.due(now_s + rest_s - 0.1) == []
         now_s += rest_s
         assert connected(peers, lost + 1, now_s).address[0] == "10.0.2.2"
+
+
+def test_a_further_link_that_cannot_be_reached_keeps_none_of_the_others_waiting() -> None:
+    """Two addresses of the second interface; the first of them leads nowhere."""
+    here, there = [
+        tuple(Location(at, f"10.{side}.{at}.{place}", 5000, 6000) for at, place in ((0, 1), (1, 1), (1, 2)))
+        for side in (1, 2)
+    ]
+    peers = PeerTable(0, here, [Contact(1, "node-1", there)], reconnect_s=2.0, now_s=100.0)
+    connected(peers, 5, 100.0)
+    now_s, rests = 101.0, []
+    (nowhere,) = peers.due(now_s)
+    for _ in range(7):
+        assert isinstance(nowhere, Dial)
+        now_s += 10.0
+        peers.dial_failed(nowhere, now_s=now_s)
+        (other,) = peers.due(now_s)
+        assert isinstance(other, Dial)
+        assert other.path != nowhere.path
+        nowhere = other
+        rests.append(other.address[0])
+    assert len(set(rests)) == 2, "all of its addresses are tried"
 
 
 def test_when_the_last_link_is_lost_every_address_is_dialled_again() -> None:
