@@ -37,13 +37,15 @@ CLIENTS_MAX = 1024
 """Connections that a served store answers at once, a thread each; one more is closed, and its client asks again. They
 take at most half of the descriptors that the process may have."""
 CLIENT_READ_S = 10.0
-"""A request is at most 64 KiB, and follows the connection at once."""
-WAIT_S_MAX = 600.0
-"""Of one request; a client that wants to wait longer asks again."""
+"""A request is at most 64 KiB, and follows the connection at once; so is an answer."""
+SET_S = 60.0
+"""`set` waits so long for rank 0, which may start a minute later than others."""
 GONE_S = 2.0
 """A served store that was reached and then refuses connections for so long does not come back with what it held."""
 TOKEN_BYTES = 16
 POLL_S = 0.02
+POLL_S_MAX = 0.32
+"""Between questions over TCP for what is not there yet: each takes a connection and a thread of rank 0's."""
 WARN_S = 3.0
 """After so long without an answer it is said what is waited for: ranks that are started together are there by then."""
 
@@ -165,9 +167,9 @@ def _check_ours(path: Path, found: os.stat_result) -> None:
         raise ConfigurationError("rendezvous", str(path), reason)
 
 
-# One request a connection: "S" or "G", u16 key length, u32 value length (or milliseconds to wait), 16 bytes that the
-# client made up, key, value. The answer: "K" u32 length value, "N" (not there in time), or "X" (refused: full, or set
-# by a client of other 16 bytes).
+# One request a connection: "S" or "G", u16 key length, u32 value length, 16 bytes that the client made up, key, value.
+# The answer, at once: "K" u32 length value, "N" (not there yet), or "X" (refused: full, or set by a client of other 16
+# bytes).
 _REQUEST = struct.Struct(f"!cHI{TOKEN_BYTES}s")
 _ANSWER = struct.Struct("!cI")
 _log = logging.getLogger("transport.bootstrap.rendezvous")
@@ -224,32 +226,33 @@ class TcpRendezvous:
 
     def set(self, key: str, value: bytes) -> None:
         _check(key, value)
-        give_up_s = time.monotonic() + 60.0  # rank 0 may start a minute later than we
-        self._ask(b"S", key, value=value, number=len(value), give_up_s=give_up_s)
+        self._ask(b"S", key, value=value, timeout_s=SET_S, give_up_s=time.monotonic() + SET_S)
 
     def get(self, key: str, timeout_s: float) -> bytes:
-        give_up_s = time.monotonic() + timeout_s
+        give_up_s, pause_s = time.monotonic() + timeout_s, POLL_S
         while True:
-            wait_s = min(max(give_up_s - time.monotonic(), 0.0), WAIT_S_MAX)
-            value = self._ask(b"G", key, value=b"", number=int(wait_s * 1000), give_up_s=give_up_s)
+            value = self._ask(b"G", key, value=b"", timeout_s=timeout_s, give_up_s=give_up_s)
             if value is not None:
                 return value
-            if time.monotonic() >= give_up_s - 0.001:
+            left_s = give_up_s - time.monotonic()
+            if left_s <= 0:
                 raise TimedOutError(f"rendezvous key {key}", timeout_s=timeout_s)
+            time.sleep(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, POLL_S_MAX)
 
     def close(self) -> None:
         """Stop serving, where this rank serves. Call it when every rank is connected."""
         if self._server is not None:
             self._server.close()
 
-    def _ask(self, verb: bytes, key: str, *, value: bytes, number: int, give_up_s: float) -> bytes | None:
+    def _ask(self, verb: bytes, key: str, *, value: bytes, timeout_s: float, give_up_s: float) -> bytes | None:
         name = key.encode()
         while True:
             try:
-                left_s = max(give_up_s - time.monotonic(), 0.1)
-                with socket.create_connection((self.host, self.port), timeout=left_s + 1.0) as sock:
+                patience_s = min(max(give_up_s - time.monotonic(), 0.0) + 1.0, CLIENT_READ_S)
+                with socket.create_connection((self.host, self.port), timeout=patience_s) as sock:
                     self._reached, self._refused_since_s = True, None
-                    sock.sendall(_REQUEST.pack(verb, len(name), number, self._token) + name + value)
+                    sock.sendall(_REQUEST.pack(verb, len(name), len(value), self._token) + name + value)
                     status, length = _ANSWER.unpack(_read_exactly(sock, _ANSWER.size))
                     if status == b"X":
                         where = f"the rendezvous at {self.host}:{self.port}"
@@ -264,7 +267,8 @@ class TcpRendezvous:
                     self._check_not_gone()
                 self._warn(error)
                 if time.monotonic() >= give_up_s:
-                    raise TimedOutError(f"rendezvous at {self.host}:{self.port} ({error})", timeout_s=0.0) from error
+                    where = f"rendezvous at {self.host}:{self.port} ({error})"
+                    raise TimedOutError(where, timeout_s=timeout_s) from error
                 time.sleep(POLL_S * 5)
 
     def _warn(self, error: OSError) -> None:
@@ -312,16 +316,16 @@ class _Server:
                 sock: socket.socket = self.request
                 give_up_s = time.monotonic() + CLIENT_READ_S
                 with contextlib.suppress(OSError):  # a client that went away in the middle, or is slow
-                    verb, name_bytes, number, token = _REQUEST.unpack(_read_exactly(sock, _REQUEST.size, give_up_s))
+                    verb, name_bytes, size, token = _REQUEST.unpack(_read_exactly(sock, _REQUEST.size, give_up_s))
                     if name_bytes > KEY_BYTES_MAX:
                         return
                     key = _read_exactly(sock, name_bytes, give_up_s).decode(errors="replace")
-                    if verb == b"S" and number <= VALUE_BYTES_MAX:
-                        taken = set_once(key, _read_exactly(sock, number, give_up_s), token)
+                    if verb == b"S" and size <= VALUE_BYTES_MAX:
+                        taken = set_once(key, _read_exactly(sock, size, give_up_s), token)
                         sock.sendall(_ANSWER.pack(b"K" if taken else b"X", 0))
                     elif verb == b"G":
                         try:
-                            value = store.get(key, min(number / 1000, WAIT_S_MAX))
+                            value = store.get(key, 0.0)
                         except TimedOutError:
                             sock.sendall(_ANSWER.pack(b"N", 0))
                         else:
