@@ -20,6 +20,7 @@ from transport.bootstrap.connect import Bootstrap, Factories
 from transport.bootstrap.handles import bootstrap_of, write_handle
 from transport.bootstrap.rank_info import RUN_BYTES
 from transport.collectives.algorithms.registry import check_name
+from transport.collectives.membership import check_group_name
 from transport.group import TIMEOUT_S, Group
 from transport.runtime import Runtime
 from transport.settings import Settings
@@ -69,14 +70,15 @@ class Listener:
             connect_timeout_s: by then every rank must be there.
 
         Raises:
-            MisuseError: a handle is there twice, this rank's is not there, or this listener has been used or closed.
-                After the first two it is as before.
+            MisuseError: a handle is there twice, this rank's is not there, the name cannot be a group's, or this
+                listener has been used or closed. After all but the last it is as before.
             PeerError: a handle is malformed or not signed with our secret, with which this listener is as before; or a
                 rank refused us, as one does whose handle is of an earlier listener, or that has another list.
             TimedOutError: a rank did not answer; the text names it.
             CancelledError: `close` was called meanwhile.
         """
         give_up_s = time.monotonic() + connect_timeout_s
+        check_group_name(name)
         with self._lock:
             self._abort.check()
             bootstrap = self._bootstrap(handles, name)

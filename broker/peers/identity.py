@@ -9,9 +9,8 @@ from cryptography import x509
 
 from broker.policy.types import PeersPolicy
 from hive_qos.errors import ConfigurationError
-from transport.identity import ConfiguredIdentity, load_identity, verify_peer
+from transport.identity import ConfiguredIdentity, check_own, load_identity
 from transport.identity.names import claims_of
-from transport.wire.error_codes import WireError
 
 _KEYS = {"HIVE_CA": "peers.ca", "HIVE_CERT": "peers.certificate", "HIVE_KEY": "peers.key"}
 _ISSUE = "`hive-qos ca issue NODE --role broker --address ADDRESS` makes one"
@@ -31,15 +30,7 @@ def broker_identity(settings: PeersPolicy) -> ConfiguredIdentity:
     except ConfigurationError as error:
         hint = "" if error.key == "HIVE_CA" else f"; {_ISSUE}"
         raise ConfigurationError(_KEYS[error.key], error.value, error.reason + hint) from error
-    chain = x509.load_pem_x509_certificates(identity.credentials.certificate_chain_pem)
-    now = datetime.datetime.now(datetime.UTC)
-    try:
-        verify_peer(chain, identity.trust, now=now)
-    except WireError as error:
-        # Another certificate does not help a host whose clock is behind.
-        hint = "" if now < chain[0].not_valid_before_utc else f"; {_ISSUE}"
-        reason = f"other brokers would refuse this: {error.reason}{hint}"
-        raise ConfigurationError("peers.certificate", settings.certificate, reason) from error
+    check_own(identity, key="peers.certificate", path=settings.certificate, advice=_ISSUE)
     return identity
 
 

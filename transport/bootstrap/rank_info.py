@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hive_qos.errors import PeerError
-from transport.identity import ephemeral_identity, load_identity, sign_entry, verify_entry
+from transport.identity import check_own, ephemeral_identity, load_identity, sign_entry, verify_entry
 from transport.identity.credentials import Credentials, Trust
 from transport.mesh.paths import Location, checked_integer, checked_text, plain_locations, read_locations
 from transport.mesh.peers import Contact
@@ -65,10 +65,12 @@ def own_identity(settings: Settings, rank: int) -> Identity:
     """The configured certificate, or an ephemeral one for this run.
 
     Raises:
-        ConfigurationError: the configured files do not fit.
+        ConfigurationError: the configured files do not fit, or the others would refuse the certificate.
     """
     if settings.ca:
         configured = load_identity(ca=settings.ca, certificate=settings.certificate, key=settings.key, job=settings.job)
+        advice = "`hive-qos ca issue NODE` on the CA's machine makes one, `--renew` another for a node that has one"
+        check_own(configured, key="HIVE_CERT", path=settings.certificate, advice=advice)
         return Identity(configured.node, configured.credentials, configured.trust, b"")
     ephemeral = ephemeral_identity(f"rank-{rank}")
     if not settings.job_secret:
@@ -103,12 +105,14 @@ def decode(entry: bytes, *, rank: int, settings: Settings, run: Run) -> RankInfo
     """Read the entry of `rank` and hold it against its bounds and, where there is a secret, its signature.
 
     Raises:
-        PeerError: malformed, another rank's, or not signed with our secret.
+        PeerError: malformed, another rank's or in another's name, or not signed with our secret.
     """
     who = f"rank {rank}"
     info = read(entry, who=who, what="rendezvous entry", settings=settings, run=run)
     if info.rank != rank:
         raise PeerError(who, f"its rendezvous entry says rank {info.rank}")
+    if info.pin and info.node != f"rank-{rank}":
+        raise PeerError(who, f"its rendezvous entry is in the name of {info.node}")
     return info
 
 

@@ -25,7 +25,6 @@ from transport.wire.header import Header, MatchKey, check_key, check_types, enco
 E = TypeVar("E")
 DATAGRAM_BYTES_MIN, DATAGRAM_BYTES_MAX = 1200, 65000
 """QUIC asks the first of every path (RFC 9000 14); no UDP datagram is much longer than the second."""
-"""Thirty years, which every clock and timer below can add to its time."""
 CONTROL_STREAM_LEVEL = 0
 """In which order streams are served; the priorities follow (`level_of`)."""
 

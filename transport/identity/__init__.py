@@ -4,7 +4,7 @@ There is no mode without encryption and none without authentication; both sides 
 """
 
 from transport.identity.authority import IssuedFiles, ca_init, ca_issue, ca_revoke
-from transport.identity.environment import ConfiguredIdentity, load_identity
+from transport.identity.environment import ConfiguredIdentity, check_own, load_identity
 from transport.identity.ephemeral import EphemeralIdentity, ephemeral_identity, pin_of, sign_entry, verify_entry
 from transport.identity.rotation import CaStatus, Phase, Standing, ca_renew, ca_rotate, ca_status
 from transport.identity.verify import VerifiedPeer, verify_peer
@@ -23,6 +23,7 @@ __all__ = [
     "ca_revoke",
     "ca_rotate",
     "ca_status",
+    "check_own",
     "ephemeral_identity",
     "load_identity",
     "pin_of",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import stat
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from hive_qos.errors import ConfigurationError
 from transport.identity.credentials import Credentials, Trust
 from transport.identity.names import claims_of
 from transport.identity.revocation import revoked_beside
+from transport.identity.verify import verify_peer
+from transport.wire.error_codes import WireError
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,25 @@ def load_identity(
             revoked=revoked_beside(ca, authorities),
         ),
     )
+
+
+def check_own(identity: ConfiguredIdentity, *, key: str, path: str, advice: str) -> None:
+    """Judge an own certificate as others will: better that its own host says so than all the others.
+
+    Args:
+        key, path: what names the certificate's file, and the file. advice: what makes a better one.
+
+    Raises:
+        ConfigurationError: it is of another CA or for another role, has been revoked, or is not valid now.
+    """
+    chain = x509.load_pem_x509_certificates(identity.credentials.certificate_chain_pem)
+    now = datetime.datetime.now(datetime.UTC)
+    try:
+        verify_peer(chain, identity.trust, now=now)
+    except WireError as error:
+        # Another certificate does not help a host whose clock is behind.
+        hint = "" if now < chain[0].not_valid_before_utc else f"; {advice}"
+        raise ConfigurationError(key, path, f"others would refuse this: {error.reason}{hint}") from error
 
 
 def _read(variable: str, path: str | Path) -> bytes:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from hive_qos.errors import ConfigurationError, MisuseError, PeerError, TimedOutError
-from transport.bootstrap.rank_info import RankInfo, Run, decode, encode
+from transport.bootstrap.rank_info import RankInfo, Run, decode, encode, own_identity
 from transport.bootstrap.rendezvous import FileRendezvous, MemoryRendezvous
+from transport.identity import ca_init, ca_issue, ca_revoke
 from transport.mesh.paths import Location, plain_locations
 from transport.settings import Settings
 
@@ -54,6 +56,26 @@ def test_a_forged_entry_is_refused_where_there_is_a_secret(change):
 def test_an_entry_of_a_world_of_another_size_is_refused_by_both_sizes(settings):
     with pytest.raises(PeerError, match=f"one of 5 ranks, and this rank one of {RUN.world_size}"):
         decode(encode(ENTRY, settings, replace(RUN, world_size=5)), rank=3, settings=settings, run=RUN)
+
+
+def test_a_member_cannot_publish_itself_in_the_name_of_another_rank() -> None:
+    with pytest.raises(PeerError, match="rank 3: its rendezvous entry is in the name of rank-1"):
+        decode(encode(replace(ENTRY, node="rank-1"), SECRET, RUN), rank=3, settings=SECRET, run=RUN)
+
+
+@pytest.mark.parametrize("what", ["not of this cluster", "has role broker", "has been revoked"])
+def test_a_rank_names_its_own_certificate_that_all_others_would_refuse(tmp_path: Path, what: str) -> None:
+    """Not the host that refuses it: that one is well."""
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    ca_init(ours)
+    ca_init(theirs)
+    role = "broker" if "role" in what else "job"
+    files = ca_issue(theirs if "cluster" in what else ours, "node-b", role=role, addresses=["127.0.0.1"], out=tmp_path)
+    if "revoked" in what:
+        ca_revoke(ours, "node-b")
+    settings = replace(SECRET, ca=str(ours / "ca.crt"), certificate=str(files.certificate), key=str(files.key))
+    with pytest.raises(ConfigurationError, match=rf"(?s)HIVE_CERT = .*node-b.*{what}.*hive-qos ca issue NODE"):
+        own_identity(settings, 0)
 
 
 def test_an_entry_of_another_run_or_world_is_refused_where_there_is_a_secret():
