@@ -10,11 +10,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from aioquic.buffer import Buffer
+from aioquic._buffer import Buffer
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 from aioquic.quic.events import ConnectionTerminated, HandshakeCompleted
-from aioquic.quic.packet import QuicPacketType, pull_quic_header
+from aioquic.quic.packet import QuicPacketType, QuicProtocolVersion, pull_quic_header
 from aioquic.quic.packet_builder import QuicPacketBuilder
 from aioquic.tls import Epoch
 from cryptography import x509
@@ -109,7 +109,7 @@ def close_unverified(sock: socket.socket, credentials: Credentials, *, code: Wir
         max_datagram_size=1200,
         packet_number=quic._packet_number,
         quic_logger=None,
-        version=quic._version,
+        version=QuicProtocolVersion.VERSION_1,
     )
     packets.start_packet(QuicPacketType.ONE_RTT, quic._cryptos[Epoch.ONE_RTT])
     quic._write_connection_close_frame(
