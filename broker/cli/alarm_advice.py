@@ -172,6 +172,11 @@ ALARM_ADVICE: Final = {
         "A host without a broker sends storage here. Nobody holds it back during training.",
         "Run a broker there, or give `ingress` a rate here.",
     ),
+    "settings-left-out": AlarmAdvice(
+        "Some settings of `hive-qos set` do not fit the configuration any more. The others hold.",
+        "Set what the text names again, to values that fit.",
+        command="hive-qos set --list",
+    ),
     "shaping-paused": AlarmAdvice(
         "Somebody paused the broker: every ceiling is open. The text says for how long still.",
         "Run `hive-qos resume`, or wait.",

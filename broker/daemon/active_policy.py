@@ -12,8 +12,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable
+
+import msgspec
 
 from broker.api.latest_snapshot import LatestSnapshot
 from broker.api.requests import PendingCommands, PolicyAnswer, PolicyRequest, PolicyRequests
@@ -63,8 +66,8 @@ class ActivePolicy:
             HiveError, OSError, ValueError: neither can be.
         """
         self._components.settings.load()
-        self.policy, misfit = self._with_settings(self.policy)
-        self._leave_out(misfit)
+        self.policy, fit, misfit = self._with_settings(self.policy)
+        self._leave_out(fit, misfit)
         shaped_interfaces, former = self._components.shaped_interfaces, self._configurations.former()
         try:
             # One that was in force waits for its interfaces, which may come minutes after the boot, as ppp0 does. A new
@@ -77,8 +80,8 @@ class ActivePolicy:
             instead = self._configurations.instead(self.policy, problem)
             if instead is None:
                 raise
-            self.policy, misfit = self._with_settings(instead)
-            self._leave_out(misfit)
+            self.policy, fit, misfit = self._with_settings(instead)
+            self._leave_out(fit, misfit)
             self.authority = Authority.of(self.policy)
             self._take_over_interfaces()
 
@@ -128,7 +131,7 @@ class ActivePolicy:
         self._environment.notifier.reloading(monotonic_us=time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000)
         try:
             found = self._configurations.next(trial_s=trial_s, candidate=candidate)
-            policy, misfit = self._with_settings(found, reloading=True)
+            policy, fit, misfit = self._with_settings(found, reloading=True)
             refused = self._replace(policy)
         except (HiveError, OSError, ValueError) as problem:
             answer = PolicyAnswer(422 if _mistaken(problem) else 409, self._configurations.refused(problem))
@@ -137,7 +140,7 @@ class ActivePolicy:
             on_trial = self._configurations.trial_left_s is not None
             dropped = self._components.settings.lasting() if misfit else ()
             self._before_trial = self._before_trial or dropped if on_trial else ()
-            refused = "; ".join(filter(None, (refused, self._leave_out(misfit))))
+            refused = "; ".join(filter(None, (refused, self._leave_out(fit, misfit))))
             answer = PolicyAnswer(200, f"{taken}; but {refused}" if refused else taken)
             names = ",".join(sorted(entry.name for entry in policy.interfaces))
             self._log.info("configuration-reloaded", interfaces=names, note=answer.text)
@@ -169,8 +172,8 @@ class ActivePolicy:
         if self._before_trial:
             self._components.settings.replace(self._before_trial)
             self._before_trial = ()
-        policy, misfit = self._with_settings(former)
-        self._leave_out(misfit)
+        policy, fit, misfit = self._with_settings(former)
+        self._leave_out(fit, misfit)
         self._replace(policy, partly=True)
         self._latest_snapshot.invalidate()
 
@@ -205,35 +208,41 @@ class ActivePolicy:
 
     def _end_settings(self) -> None:
         """The time of some is over."""
-        store = self._components.settings
         self._log.info("settings-changed", note="the time of a setting is over")
-        lasting = store.lasting()
-        try:
-            policy = self._configurations.with_settings(lasting)
-        except HiveError as problem:  # what is left does not fit without what ended
-            self._log.error("settings-left-out", error=str(problem))
-            lasting, policy = (), self._configurations.with_settings(())
-        store.replace(lasting)
+        policy, fit, misfit = self._with_settings(self._configurations.with_settings(()))
+        self._leave_out(fit, misfit)
         self._replace(policy, partly=True)
         self._latest_snapshot.invalidate()
 
-    def _with_settings(self, policy: Policy, *, reloading: bool = False) -> tuple[Policy, str]:
-        """A configuration with the settings over it, or without them where they do not fit, and why they do not."""
-        store = self._components.settings
-        if not store.current:
-            return policy, ""
+    def _with_settings(
+        self, policy: Policy, *, reloading: bool = False
+    ) -> tuple[Policy, tuple[Setting, ...], str]:  # fmt: skip
+        """A configuration with the settings over it, those that fit, and what is wrong with all of them together."""
+        lasting = self._components.settings.lasting()
+        if not lasting:
+            return policy, (), ""
         try:
-            return self._configurations.with_settings(store.lasting(), reloading=reloading), ""
+            return self._configurations.with_settings(lasting, reloading=reloading), lasting, ""
         except HiveError as problem:
-            return policy, str(problem)
+            misfit = str(problem)
+        fit: set[Setting] = set()
+        for one in (*lasting, *lasting):  # twice: one may need another that comes later, as a guarantee its ceiling
+            together = tuple(other for other in lasting if other in fit or other == one)
+            with contextlib.suppress(HiveError):
+                policy = self._configurations.with_settings(together, reloading=reloading)
+                fit.add(one)
+        return policy, tuple(one for one in lasting if one in fit), misfit
 
-    def _leave_out(self, misfit: str) -> str:
-        """Forget settings once a configuration is in force that they do not fit; returns what to say of that."""
-        if not misfit:
-            return ""
-        self._log.error("settings-left-out", error=misfit)
-        self._components.settings.replace(())
-        return f"what `hive-qos set` had changed does not fit and is left out: {misfit}"
+    def _leave_out(self, fit: tuple[Setting, ...], misfit: str) -> str:
+        """Keep the settings that fit, once a configuration is in force that others do not; what to say of it."""
+        store = self._components.settings
+        gone = _and(f"{one.kind} {one.name} {one.key}={one.value}" for one in store.lasting() if one not in fit)
+        said = f"left out, as it does not fit any more: {gone} ({misfit})" if misfit else ""
+        if said:
+            self._log.error("settings-left-out", error=said)
+        if said or fit != store.current or store.alarms():
+            store.replace(fit, left_out=said)
+        return said
 
     def _pause(self, for_s: float | None) -> PolicyAnswer:
         pause, for_s = self._components.pause, PAUSE_S if for_s is None else _within(for_s, PAUSE_S_MAX)
@@ -266,9 +275,11 @@ class ActivePolicy:
         self._components.beat(busy=True)  # many interfaces take long
         paused = self._components.pause.active
         old, shaped_interfaces = self.policy, self._components.shaped_interfaces
-        if (policy.daemon, policy.peers) != (old.daemon, old.peers):
-            note = "changes of [daemon] and [peers] need a restart; files that [peers] names are read again without one"
-            self._log.warning("restart-needed", note=note)
+        notes = []
+        if (policy.daemon, policy.peers) != (old.daemon, old.peers):  # the socket and the connections are as they were
+            notes.append("changes of [daemon] and [peers] wait for a restart")
+            self._log.warning("restart-needed", note=notes[0])
+            policy = msgspec.structs.replace(policy, daemon=old.daemon, peers=old.peers)
         try:
             if {one.name for one in policy.interfaces} != {one.name for one in old.interfaces}:
                 shaped_interfaces.require_one(policy)
@@ -285,8 +296,8 @@ class ActivePolicy:
             self._resume()
         self._components.peer_link.renew(now_s=self._environment.clock(), at_once=True)
         self.policy, self.authority = policy, Authority.of(policy)
-        refused = [one.text for one in self._components.peer_link.alarms() if one.code == "certificate-refused"]
-        return "; ".join((*refused, *(["the pause is over"] if paused else [])))
+        notes += [one.text for one in self._components.peer_link.alarms() if one.code == "certificate-refused"]
+        return "; ".join((*notes, *(["the pause is over"] if paused else [])))
 
     def _take_over_interfaces(self) -> None:
         policy, shaped_interfaces = self.policy, self._components.shaped_interfaces

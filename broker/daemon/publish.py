@@ -187,6 +187,7 @@ class SnapshotBuilder:
             *self._ingress_trees.alarms(),
             *(alarm for alarm in self._configurations.alarms() if alarm is not None),
             *self._pause.alarms(),
+            *self._settings.alarms(),
             *(alarm for alarm in single if alarm is not None),
             *of_roster,
             *self._peer_link.alarms(),

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from broker.api.documents.snapshot import SettingInfo
 from broker.events.log import Log
+from broker.model.values import Alarm
 from broker.policy.settings import KEYS, Setting
 from hive_qos.files import is_trusted, write_whole
 
@@ -38,6 +39,7 @@ class SettingsStore:
     def __init__(self, state_dir: str, *, log: Log, utc_s: Callable[[], float] = time.time) -> None:
         self._path, self._log, self._utc_s = Path(state_dir) / NAME, log, utc_s
         self.current: tuple[Setting, ...] = ()
+        self._left_out = ""
 
     def load(self) -> None:
         """Take what an earlier daemon kept. What is damaged, or could be somebody else's, is left out."""
@@ -55,9 +57,13 @@ class SettingsStore:
             return
         self.current = self._lasting(kept.settings)
 
-    def replace(self, settings: Sequence[Setting]) -> str:
-        """These are in force now; returns what of that is worth saying."""
-        self.current = tuple(settings)
+    def replace(self, settings: Sequence[Setting], *, left_out: str = "") -> str:
+        """These are in force now; returns what of that is worth saying.
+
+        Args:
+            left_out: what is no longer, without anybody having unset it, and why; an alarm until the next change.
+        """
+        self.current, self._left_out = tuple(settings), left_out
         try:
             if self.current:
                 write_whole(self._path, msgspec.json.encode(_Kept(self.current)).decode())
@@ -80,6 +86,10 @@ class SettingsStore:
     def lasting(self) -> tuple[Setting, ...]:
         """Those whose time is not over."""
         return self._lasting(self.current)
+
+    def alarms(self) -> tuple[Alarm, ...]:
+        """What was left out."""
+        return (Alarm("settings-left-out", "settings", self._left_out),) if self._left_out else ()
 
     def info(self) -> tuple[SettingInfo, ...]:
         """For the status."""

@@ -123,12 +123,37 @@ def test_a_setting_ends_by_itself(running: Running) -> None:
     assert guarantee(running) == pytest.approx(0.2)
 
 
+def test_of_kept_settings_only_what_does_not_fit_any_more_goes_and_an_alarm_names_it(running: Running) -> None:
+    command(running, "set", "class", "control", "guarantee=5%", "--keep")
+    command(running, "set", "class", "storage", "guarantee=10%", "--for", "6s")
+    command(running, "set", "class", "compute", "guarantee=75%", "--keep")
+    command(running, "set", "class", "other", "weight=3", "--keep")
+    wait_until(lambda: [one["name"] for one in configuration(running)["settings"]] == ["control", "other"])
+    (alarm,) = running.status()["alarms"]
+    assert alarm["code"] == "settings-left-out"
+    assert "class compute guarantee=75%" in alarm["text"]
+    assert guarantee(running) == pytest.approx(0.2), "as the file says"
+    command(running, "set", "class", "other", "weight=2", "--keep")
+    assert codes(running) == []
+
+
+def test_a_reload_leaves_who_may_use_the_socket_to_a_restart_and_says_so(running: Running) -> None:
+    before = json.loads(http.fetch("/v1/policy", socket_path=running.api))["daemon"]
+    running.write(CONFIGURATION.replace('group = "no-such-group"', 'group = "another-group"', 1))
+    for _ in range(2):
+        assert "changes of [daemon] and [peers] wait for a restart" in command(running, "reload")
+        assert json.loads(http.fetch("/v1/policy", socket_path=running.api))["daemon"] == before
+    running.stop()
+    running.start()
+    assert json.loads(http.fetch("/v1/policy", socket_path=running.api))["daemon"]["group"] == "another-group"
+
+
 @pytest.mark.parametrize("end", ["apply --back", "its time"])
 def test_settings_that_do_not_fit_a_trial_are_back_after_it(running: Running, end: str) -> None:
     command(running, "set", "class", "storage", "guarantee=28%", "--keep")
     running.write(CONFIGURATION + '[class.other]\nguarantee = "15 %"\n')
     said = command(running, "apply", "--yes", "--confirm-within", "10m" if end == "apply --back" else "1s")
-    assert "does not fit and is left out" in said
+    assert "left out, as it does not fit any more: class storage guarantee=28%" in said
     if end == "apply --back":
         assert configuration(running)["settings"] == []
         command(running, *end.split())
@@ -152,7 +177,7 @@ def test_settings_that_a_new_file_has_no_room_for_are_left_out_and_named(running
     command(running, "set", "class", "storage", "guarantee=28%", "--keep")
     running.write(CONFIGURATION + '[class.other]\nguarantee = "15 %"\n')
     said = command(running, "reload")
-    assert "does not fit and is left out" in said
+    assert "left out, as it does not fit any more: class storage guarantee=28%" in said
     assert configuration(running)["settings"] == []
     assert guarantee(running) == pytest.approx(0.2)
 
