@@ -190,13 +190,14 @@ class BrokerRejectedError(BrokerError):
 
     Args:
         status: HTTP's of the answer, 0 where there is none; 422 for a configuration with a mistake.
+        refusal: the session protocol's code of the answer, as `too-many`; "" where there is none.
     """
 
     code = "broker-rejected"
 
-    def __init__(self, *args: object, status: int = 0) -> None:
+    def __init__(self, *args: object, status: int = 0, refusal: str = "") -> None:
         super().__init__(*args)
-        self.status = status
+        self.status, self.refusal = status, refusal
 
 
 class ShapingError(HiveError):

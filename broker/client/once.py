@@ -51,5 +51,6 @@ def request(
 def _ask(sock: socket.socket, message: Mapping[str, Any]) -> dict[str, Any]:
     answer = ask(sock, message)
     if answer.get("op") == "error":
-        raise BrokerRejectedError(f"{answer.get('code', 'error')}: {answer.get('text', '')}")
+        code = str(answer.get("code", "error"))
+        raise BrokerRejectedError(f"{code}: {answer.get('text', '')}", refusal=code)
     return answer

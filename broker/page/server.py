@@ -25,7 +25,7 @@ from broker.api.documents.metrics import metrics
 from broker.api.documents.pages import JSON, PROMETHEUS
 from broker.api.documents.snapshot import Snapshot
 from broker.api.latest_snapshot import NOTHING, LatestSnapshot
-from broker.model.token_bucket import TokenBucket
+from broker.model.token_bucket import TokenBucket, TokenBuckets
 from broker.page.history import SPANS, History
 from broker.page.view import view
 from broker.policy.listen import address_and_port
@@ -35,6 +35,8 @@ REQUESTS_AT_ONCE, REQUESTS_PER_ADDRESS_MAX = 16, 6
 """Of everybody, and of one address: as many as a browser opens."""
 REQUESTS_PER_S, REQUESTS_BURST = 20.0, 40.0
 """A page that is open asks once a second. More are closed unanswered: the figures cost processor time."""
+ADDRESS_PER_S, ADDRESS_BURST, ADDRESSES_MAX = 10.0, 20.0, 256
+"""Of one address, and of how many: half of everybody's, so that one alone shuts no other out."""
 FIGURES, METRICS = "/figures.json", "/metrics"
 FILES: Final = {
     "/": ("index.html", "text/html; charset=utf-8"),
@@ -108,6 +110,7 @@ class _Server(BoundedServer[_Open]):
         self.names, self.latest, self.history = names, latest, history
         self.started = secrets.token_hex(8)
         self._bucket = TokenBucket(per_s=REQUESTS_PER_S, at_once=REQUESTS_BURST, now_s=time.monotonic())
+        self._of_address = TokenBuckets[str](per_s=ADDRESS_PER_S, at_once=ADDRESS_BURST, remembered=ADDRESSES_MAX)
         self._shown: tuple[Snapshot | None, bytes] = (None, b"null")
         self._figures_lock = threading.Lock()
 
@@ -116,7 +119,9 @@ class _Server(BoundedServer[_Open]):
         theirs = sum(one.address == address for one in now_open)
         if len(now_open) >= REQUESTS_AT_ONCE or theirs >= REQUESTS_PER_ADDRESS_MAX:
             return None
-        return _Open(address) if self._bucket.take(now_s=time.monotonic()) else None
+        now_s = time.monotonic()
+        allowed = self._of_address.take(address, now_s=now_s) and self._bucket.take(now_s=now_s)
+        return _Open(address) if allowed else None
 
     def figures(self, snapshot: Snapshot, *, step_s: int, since: int) -> bytes:
         """The present, and the history from a step on. `started` differs after a restart.

@@ -43,6 +43,9 @@ decided on at the next tick, like everything else."""
 DESTINATIONS_PER_S, DESTINATIONS_AT_ONCE = 2000.0, 4000.0
 """Destinations of one user's bursts and needs that are looked up: 16 ranks to 64 peers twice a second. Each may cost
 the kernel 40 microseconds."""
+MOVES_PER_S, MOVES_AT_ONCE = 10.0, 16.0
+"""Processes of one user that are moved into a class: each takes the loop up to 10 ms, for the kernel waits until all
+processors have seen it. A flood of them would open the ceilings."""
 USERS_MAX = 256
 """Users whose allowances are remembered, the latest; there are not more sessions than that."""
 
@@ -97,6 +100,7 @@ class SessionService:
         self._interface_of = interface_of
         self._cgroup_mount, self._mark, self._log = cgroup_mount, mark, log
         self._soon = TokenBuckets[int](per_s=URGENT_PER_S, at_once=URGENT_AT_ONCE, remembered=USERS_MAX)
+        self._moves = TokenBuckets[int](per_s=MOVES_PER_S, at_once=MOVES_AT_ONCE, remembered=USERS_MAX)
         self._destinations = TokenBuckets[int](
             per_s=DESTINATIONS_PER_S, at_once=DESTINATIONS_AT_ONCE, remembered=USERS_MAX
         )
@@ -210,6 +214,9 @@ class SessionService:
         """Move the process that connected into the cgroup of a class, where policy lets it and no limit is left behind:
         not root's either, which may be a container's. Who may leave one can move himself (`hive-qos run`)."""
         peer, traffic_class = session.peer, message.traffic_class
+        if not self._moves.take(peer.uid, now_s=self._clock()):
+            text = f"at most {MOVES_PER_S:.0f} processes a second of user {peer.uid} may enter a class; try again"
+            return error("too-many", text, number=message.number)
         refusal = self._may_not_enter(peer, traffic_class)
         if refusal is not None:
             return error(*refusal, number=message.number)

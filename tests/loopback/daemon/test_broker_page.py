@@ -39,8 +39,11 @@ class Served:
         self.running.start()
         wait_until(lambda: self.get("/figures.json")[0] == 200)
 
-    def get(self, target: str, *, method: str = "GET", host: str | None = None) -> tuple[int, dict[str, str], bytes]:
-        connection = http.client.HTTPConnection(self.address, self.port, timeout=LIMIT_S)
+    def get(
+        self, target: str, *, method: str = "GET", host: str | None = None, source: str = ""
+    ) -> tuple[int, dict[str, str], bytes]:
+        whence = (source, 0) if source else None
+        connection = http.client.HTTPConnection(self.address, self.port, timeout=LIMIT_S, source_address=whence)
         try:
             connection.putrequest(method, target, skip_host=host is not None)
             if host is not None:
@@ -62,6 +65,7 @@ class Served:
 @pytest.fixture(params=FAMILIES)
 def served(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     monkeypatch.setattr(server, "REQUESTS_BURST", 10_000.0)
+    monkeypatch.setattr(server, "ADDRESS_BURST", 10_000.0)
     served = Served(Running(tmp_path), request.param)
     served.start()
     yield served
@@ -170,6 +174,16 @@ def test_too_many_requests_are_turned_away(served: Served, monkeypatch: pytest.M
     assert served.get("/") == (0, {}, b"")
     monkeypatch.undo()
     assert served.get("/")[0] == 200
+
+
+def test_one_address_that_asks_without_end_shuts_no_other_out(tmp_path: Path) -> None:
+    served = Served(Running(tmp_path), "127.0.0.1")
+    served.start()
+    flood = [served.get("/metrics", source="127.0.0.2")[0] for _ in range(60)]
+    other = [served.get("/metrics")[0] for _ in range(10)]
+    served.running.stop()
+    assert 0 in flood, "it was turned away"
+    assert other == [200] * 10
 
 
 def test_a_reload_moves_the_page_and_takes_it_away(served: Served) -> None:

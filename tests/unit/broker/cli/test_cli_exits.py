@@ -308,6 +308,24 @@ def test_a_watched_status_that_goes_into_a_pipe_is_one_table_after_another(monke
     assert "eth2" in result.stdout
 
 
+def test_who_starts_many_programs_at_once_waits_for_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    refusals = ["too-many", "too-many", "", "not-allowed"]
+
+    def request(message: object, *, socket_path: str | None) -> None:
+        refusal = refusals.pop(0)
+        if refusal:
+            raise errors.BrokerRejectedError(f"{refusal}: no", refusal=refusal)
+
+    monkeypatch.setattr("broker.cli.run_command.client.request", request)
+    monkeypatch.setattr("broker.cli.run_command._moved_itself", lambda traffic_class: False)
+    monkeypatch.setattr("broker.cli.run_command.time.sleep", lambda seconds: None)
+    become = ["run", "--class", "storage", "--", "true"]
+    monkeypatch.setattr("broker.cli.run_command._become", lambda command: None)
+    assert RUN.invoke(app, become).exit_code == 0
+    assert "not-allowed" in RUN.invoke(app, become).output
+    assert refusals == []
+
+
 def test_no_command_takes_the_place_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker.cli.run_command._enter", lambda traffic_class, path: None)
     monkeypatch.setattr("broker.cli.run_command.signal.signal", lambda *_: None)  # or a broken pipe would end the tests

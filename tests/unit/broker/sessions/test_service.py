@@ -33,7 +33,14 @@ from broker.sessions.messages import (
 from broker.sessions.need_table import NeedTable
 from broker.sessions.program_table import ProgramTable
 from broker.sessions.server import Session
-from broker.sessions.service import DESTINATIONS_AT_ONCE, URGENT_AT_ONCE, URGENT_PER_S, USERS_MAX, SessionService
+from broker.sessions.service import (
+    DESTINATIONS_AT_ONCE,
+    MOVES_AT_ONCE,
+    URGENT_AT_ONCE,
+    URGENT_PER_S,
+    USERS_MAX,
+    SessionService,
+)
 from shaping.model.names import BULK_NAME, JOB_MINOR, LEAF_MINOR, MARK_MINOR
 
 AUTHORITY = Authority(
@@ -222,6 +229,21 @@ def test_a_program_is_moved_only_where_policy_and_its_limits_let_it_and_while_it
     reply = Bench().service.enter(cast(Session, someone), Enter(number=1, traffic_class=traffic_class))
     assert getattr(reply, "code", None) == code
     assert moved == ([(traffic_class, 1)] if code is None else [])
+
+
+def test_a_user_has_only_so_many_processes_moved_and_takes_no_other_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A move takes the loop some 10 ms."""
+    monkeypatch.setattr(cgroups, "enter", lambda mount, *, traffic_class, pid: False)
+    monkeypatch.setattr(cgroups, "left_behind", lambda mount, *, pid, traffic_class: ())
+    bench = Bench()
+
+    def moved(someone: Someone, times: int) -> list[str | None]:
+        message = Enter(number=1, traffic_class="storage")
+        return [getattr(bench.service.enter(cast(Session, someone), message), "code", None) for _ in range(times)]
+
+    said = moved(Someone("s-1"), 100)
+    assert said == [None] * int(MOVES_AT_ONCE) + ["too-many"] * (100 - int(MOVES_AT_ONCE))
+    assert moved(Someone("s-2", uid=0), 1) == [None]
 
 
 def test_sockets_of_a_job_go_to_its_leaf_and_bulk_nameless_and_late_ones_to_those_of_the_class() -> None:
