@@ -150,6 +150,7 @@ struct Waiting {
     called: bool,
     ended: bool,
     chains: usize,
+    holds: usize,
 }
 
 /// Events in the order in which they happened. Until the end pushing never blocks and never needs the GIL.
@@ -179,6 +180,7 @@ impl EventQueue {
             return false;
         }
         waiting.chains += usize::from(matches!(event, Event::Chain { .. }));
+        waiting.holds += usize::from(matches!(event, Event::Hold { .. }));
         let call = !matches!(event, Event::Release(_)) && !std::mem::replace(&mut waiting.called, true);
         waiting.events.push(event);
         drop(waiting); // who is woken takes it
@@ -220,6 +222,11 @@ impl EventQueue {
         self.lock().chains
     }
 
+    /// Holds that Python has not been told yet.
+    pub fn holds(&self) -> usize {
+        self.lock().holds
+    }
+
     /// No more will be delivered after what waits now.
     pub fn end(&self) {
         self.lock().ended = true;
@@ -232,7 +239,7 @@ impl EventQueue {
         while !waiting.called && !waiting.ended {
             waiting = self.some.wait(waiting).unwrap_or_else(PoisonError::into_inner);
         }
-        (waiting.called, waiting.chains) = (false, 0);
+        (waiting.called, waiting.chains, waiting.holds) = (false, 0, 0);
         let batch = std::mem::take(&mut waiting.events);
         (!batch.is_empty()).then_some(batch)
     }

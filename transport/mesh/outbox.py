@@ -1,8 +1,8 @@
 """What waits to be sent to one peer over one kind of connection, and what is in flight. No I/O.
 
-A send waits until less than `IN_FLIGHT_BYTES_MAX` of its priority and of more urgent ones is in flight. Equals keep
-their order. No message waits here behind a less urgent one, because the engine serves it first. Control messages do not
-wait. What the receiver asked to have held back is set aside, and does not count in flight. Each hold lowers the bound
+A send waits until less than `IN_FLIGHT_BYTES_MAX` of its priority and of more urgent ones is in flight; a short one only
+for other short ones, because the engine serves equals in turns. Equals of like length keep their order. No message
+waits here behind a less urgent one, because the engine serves it first. Control messages do not wait. What the receiver asked to have held back is set aside, and does not count in flight. Each hold lowers the bound
 for others, because what is in flight when a hold is said has a place in the receiver's store all the same.
 """
 
@@ -19,6 +19,8 @@ from transport.wire.header import Header
 
 IN_FLIGHT_BYTES_MAX = 8 * 2**20
 """To one peer: a round trip of 64 ms at 1 Gbit/s. The engine keeps much less than this in its own buffers."""
+SHORT_BYTES = 512 * 1024
+"""At most, of a short message: a turn of the engine's."""
 
 SendEnd = Callable[[TransportError | None], None]
 
@@ -64,12 +66,12 @@ Entry = tuple[int, tuple[int, int], int, Sending]
 
 @dataclass
 class Outbox:
-    """A queue ordered by priority, then order, then time; and the operations under way."""
+    """Two queues, of short and of long messages, ordered by priority, then order, then time; and what is under way."""
 
     in_flight: dict[int, Sending] = field(default_factory=dict)
-    _waiting: list[Entry] = field(default_factory=list)
+    _waiting: dict[bool, list[Entry]] = field(default_factory=lambda: {True: [], False: []})
     _held: list[Entry] = field(default_factory=list)
-    _in_flight_bytes: dict[Priority, int] = field(default_factory=dict)
+    _in_flight_bytes: dict[tuple[bool, Priority], int] = field(default_factory=dict)
     _holds: int = 0
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
@@ -79,38 +81,47 @@ class Outbox:
         if held:
             self._held.append(entry)
         else:
-            heapq.heappush(self._waiting, entry)
+            heapq.heappush(self._waiting[_is_short(sending)], entry)
 
     def sort_out(self, holds: int, is_held: Callable[[Header], bool]) -> None:
         """What is held back has changed: it is so much."""
         self._holds = holds
-        entries = [entry for entry in (*self._waiting, *self._held) if not entry[-1].ended]
-        self._held, self._waiting = [], []
+        entries = [entry for entry in (*self._all_waiting(), *self._held) if not entry[-1].ended]
+        self._held, self._waiting = [], {True: [], False: []}
         for entry in entries:
-            (self._held if is_held(entry[-1].header) else self._waiting).append(entry)
-        heapq.heapify(self._waiting)
+            (self._held if is_held(entry[-1].header) else self._waiting[_is_short(entry[-1])]).append(entry)
+        for queue in self._waiting.values():
+            heapq.heapify(queue)
         for sending in self.in_flight.values():
             if is_held(sending.header):
                 self._count_no_more(sending)
 
     def next(self) -> Sending | None:
         """The send that may go out now, if any. It waits here until `pop`."""
-        while self._waiting:
-            sending = self._waiting[0][-1]
-            ahead = sum(count for priority, count in self._in_flight_bytes.items() if priority <= sending.priority)
-            full = ahead and ahead + sending.header.length > IN_FLIGHT_BYTES_MAX // (1 + self._holds)
-            if full and sending.priority is not Priority.CONTROL and not sending.ended:
-                return None
-            if not sending.ended:
-                return sending
-            heapq.heappop(self._waiting)
-        return None
+        first: Entry | None = None
+        for short, queue in self._waiting.items():
+            while queue and queue[0][-1].ended:
+                heapq.heappop(queue)
+            if queue and (first is None or queue[0] < first) and not self._is_full(queue[0][-1], short=short):
+                first = queue[0]
+        return None if first is None else first[-1]
+
+    def _is_full(self, sending: Sending, *, short: bool) -> bool:
+        """Whether what is in flight leaves no room for it; the first of its kind always has some."""
+        if sending.priority is Priority.CONTROL:
+            return False
+        ahead = sum(
+            count
+            for (is_short, priority), count in self._in_flight_bytes.items()
+            if priority <= sending.priority and (is_short or not short)
+        )
+        return bool(ahead) and ahead + sending.header.length > IN_FLIGHT_BYTES_MAX // (1 + self._holds)
 
     def pop(self) -> Sending | None:
         """Take that one out."""
         sending = self.next()
         if sending is not None:
-            heapq.heappop(self._waiting)
+            heapq.heappop(self._waiting[_is_short(sending)])
         return sending
 
     def handed_over(self, sending: Sending, operation: int) -> None:
@@ -118,7 +129,8 @@ class Outbox:
         sending.operation = operation
         sending.counts = True
         self.in_flight[operation] = sending
-        self._in_flight_bytes[sending.priority] = self._in_flight_bytes.get(sending.priority, 0) + sending.header.length
+        kind = _is_short(sending), sending.priority
+        self._in_flight_bytes[kind] = self._in_flight_bytes.get(kind, 0) + sending.header.length
 
     def ended(self, operation: int) -> None:
         """Its operation has ended, well or not."""
@@ -128,10 +140,17 @@ class Outbox:
 
     def _count_no_more(self, sending: Sending) -> None:
         if sending.counts:
-            self._in_flight_bytes[sending.priority] -= sending.header.length
+            self._in_flight_bytes[_is_short(sending), sending.priority] -= sending.header.length
             sending.counts = False
 
     def drain(self) -> list[Sending]:
         """Take out everything that waits."""
-        waiting, self._waiting, self._held = [*self._waiting, *self._held], [], []
+        waiting, self._waiting, self._held = [*self._all_waiting(), *self._held], {True: [], False: []}, []
         return [entry[-1] for entry in sorted(waiting, key=lambda entry: entry[:3])]
+
+    def _all_waiting(self) -> Iterator[Entry]:
+        return itertools.chain.from_iterable(self._waiting.values())
+
+
+def _is_short(sending: Sending) -> bool:
+    return sending.header.length <= SHORT_BYTES

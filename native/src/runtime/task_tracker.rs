@@ -19,9 +19,14 @@ impl TaskTracker {
         Tracked(self.clone())
     }
 
+    /// Whether there is one.
+    pub fn some(&self) -> bool {
+        self.count.load(Ordering::SeqCst) > 0
+    }
+
     /// Wait until there is none. One task waits at a time.
     pub async fn none(&self) {
-        while self.count.load(Ordering::SeqCst) > 0 {
+        while self.some() {
             self.ended.notified().await;
         }
     }

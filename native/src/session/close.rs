@@ -17,6 +17,7 @@ const CONFIRMED_WITHIN: Duration = Duration::from_secs(1);
 const REASON_BYTES_MAX: usize = 500;
 /// What is in the stack is read in a moment; a task that does not come to its end is a mistake of ours.
 const READ_OUT_MAX: Duration = Duration::from_secs(1);
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 impl PeerSession {
     /// Close for what the peer did. A dialling side does so once the other can read it: when it has confirmed.
@@ -122,6 +123,7 @@ impl PeerSession {
     }
 
     pub(super) async fn finish(self: &Arc<Self>, ended: Option<Ended>) {
+        self.judged().await;
         if self.is(Stage::Up) && !self.registry.over() {
             // What had come whole was acknowledged, so the peer counts on it: it is told before the end is.
             let _ = tokio::time::timeout(READ_OUT_MAX, self.receives.none()).await;
@@ -146,6 +148,15 @@ impl PeerSession {
             peer: peer.to_string(),
             failure,
         });
+    }
+
+    /// Wait until the peer's hello has been judged, where messages of its wait for that: they are told then.
+    async fn judged(&self) {
+        let until = Instant::now() + self.context.settings.handshake_timeout;
+        let waits = || self.is(Stage::Verified) && !self.closing() && !self.registry.over();
+        while waits() && self.receives.some() && Instant::now() < until {
+            sleep(LOOK_AGAIN).await;
+        }
     }
 
     /// Why the connection is over (None for a goodbye), and in words for what was on it.

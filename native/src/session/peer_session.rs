@@ -62,7 +62,7 @@ pub struct PeerSession {
     /// Streams are opened one by one, so that the most urgent message gets the next one that the peer allows.
     pub opener: Arc<SendScheduler>,
     /// How many streams were opened for messages.
-    pub opened: AtomicU32,
+    pub turns: AtomicU32,
     pub stage: sync::watch::Sender<Stage>,
     pub(super) remote: SocketAddr,
     pub(super) hello: Bytes,
@@ -137,7 +137,7 @@ impl PeerSession {
             registry,
             scheduler: SendScheduler::new(INSIDE_BYTES_MIN, measure.used.clone()),
             opener: SendScheduler::new(1, Arc::default()),
-            opened: AtomicU32::new(0),
+            turns: AtomicU32::new(0),
             measure,
             stage: sync::watch::channel(Stage::Handshaking).0,
             remote,

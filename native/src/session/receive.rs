@@ -1,12 +1,15 @@
 //! What one connection receives: the peer's control stream, and each message on a stream of its own.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use quinn_proto::VarInt;
+use tokio::time::sleep;
 
 use super::peer_session::{PeerSession, Stage};
 use crate::events::Event;
+use crate::matching::holds::HOLDS_MAX;
 use crate::matching::incoming_message::{IncomingMessage, Next};
 use crate::quic::streams::{ReadError, RecvStream};
 use crate::runtime::task_tracker::Tracked;
@@ -14,6 +17,9 @@ use crate::wire::{Code, ControlFrame, ControlReader, HEADER_BYTES_MAX, Header, H
 
 /// Read at once: about 45 KB of full packets, copied while they are in the cache.
 const CHUNKS: usize = 32;
+
+/// Between looks whether Python has been told what a peer said.
+const HEARD_AGAIN: Duration = Duration::from_millis(1);
 
 /// Take the peer's streams as they come. The first is its control stream.
 pub async fn listen(session: Arc<PeerSession>) {
@@ -33,6 +39,9 @@ pub async fn listen(session: Arc<PeerSession>) {
 async fn listen_to_control(session: Arc<PeerSession>, mut stream: RecvStream) {
     let mut reader = ControlReader::default();
     let violation = loop {
+        while session.context.events.holds() > HOLDS_MAX {
+            sleep(HEARD_AGAIN).await; // a hold is three bytes on the wire, and a hundred times that until it is told
+        }
         let piece = match stream.read_chunk(HEADER_BYTES_MAX).await {
             Ok(Some(piece)) => piece,
             Ok(None) => break Violation::new(Code::ProtocolViolation, "ended its control stream"),

@@ -20,7 +20,7 @@ use crate::wire::{Code, code_name};
 const TURN_BYTES: usize = 512 * 1024;
 const CONTROL_LEVEL: usize = 1;
 /// Numbers that the streams of a level have one after the other; who has so many open is out of order, and no worse.
-const STREAMS_OF_LEVEL: u32 = 1 << 28;
+const TURNS_OF_LEVEL: u32 = 1 << 28;
 
 /// A message to send. The payload is lent until the event of its end.
 pub struct Message {
@@ -166,7 +166,6 @@ async fn stream(session: &Arc<PeerSession>, message: &Message, way: &mut Option<
         unreachable!("it was put there just now");
     };
     session.context.faults.here("send");
-    stream.set_priority(rank(message.level, session.opened.fetch_add(1, Ordering::Relaxed)));
     match write(session, message, stream).await {
         Ok(()) => {}
         Err(WriteError::Stopped(code)) => return End::Stopped(code),
@@ -180,20 +179,24 @@ async fn stream(session: &Arc<PeerSession>, message: &Message, way: &mut Option<
     }
 }
 
-/// Where a stream stands, which the stack serves highest first: by level (the control stream is level 0), and of one level
+/// Where a turn stands, which the stack serves highest first: by level (the control stream is level 0), and of one level
 /// the oldest first, so that the first chunk is reduced while the next is on its way.
-fn rank(level: usize, opened_before: u32) -> i32 {
-    i32::MAX - (level as u32 * STREAMS_OF_LEVEL + opened_before % STREAMS_OF_LEVEL) as i32
+fn rank(level: usize, turns_before: u32) -> i32 {
+    i32::MAX - (level as u32 * TURNS_OF_LEVEL + turns_before % TURNS_OF_LEVEL) as i32
 }
 
 async fn write(session: &Arc<PeerSession>, message: &Message, stream: &mut SendStream) -> Result<(), WriteError> {
     let mut header = message.header.clone();
     let total = message.payload.as_ref().map_or(0, |payload| payload.len());
-    let mut at = 0;
+    let (mut at, mut turn_end) = (0, 0);
     while at < total || !header.is_empty() {
         let length = TURN_BYTES.min(total - at);
         let urgent = message.level <= CONTROL_LEVEL;
         let permit = session.scheduler.enter(message.level, length as u64, urgent).await;
+        if at >= turn_end {
+            turn_end = at + TURN_BYTES; // what comes back for what a full window left of a turn keeps its place
+            stream.set_priority(rank(message.level, session.turns.fetch_add(1, Ordering::Relaxed)));
+        }
         let (piece, taken) = match &message.payload {
             Some(payload) => payload.piece(at, length, (&session.scheduler, message.level)),
             None => Default::default(),

@@ -8,6 +8,7 @@ use tokio::runtime::Handle;
 
 use super::*;
 use crate::congestion::path_measurement::PathMeasurement;
+use crate::matching::holds::HOLDS_MAX;
 use crate::quic::connection::Connection;
 use crate::quic::endpoint::Endpoint;
 use crate::quic::send_scheduler::LEVELS;
@@ -16,6 +17,7 @@ use crate::session::engine::Engine;
 use crate::session::peer_session::Setup;
 use crate::testing::fixtures;
 use crate::udp::socket::Socket;
+use crate::wire::HEADER_BYTES_MAX;
 
 const OPERATION: u64 = 7;
 /// What the peer takes of a message before it has read some of it.
@@ -23,9 +25,9 @@ const CREDIT_BYTES: u32 = 1 << 16;
 static LONG: [u8; 1 << 20] = [7; 1 << 20];
 
 #[test]
-fn streams_are_served_by_level_and_of_one_level_the_oldest_first() {
+fn turns_are_served_by_level_and_of_one_level_the_oldest_first() {
     let order: Vec<i32> = (0..LEVELS)
-        .flat_map(|level| [0, 1, STREAMS_OF_LEVEL - 1].map(|before| rank(level, before)))
+        .flat_map(|level| [0, 1, TURNS_OF_LEVEL - 1].map(|before| rank(level, before)))
         .collect();
     assert!(order.is_sorted_by(|first, second| first > second), "{order:?}");
 }
@@ -142,6 +144,43 @@ async fn a_send_tells_how_it_ended() {
     };
     let end = up.send(LONG.len(), abort).await;
     assert!(matches!(end, Some(Failure::Cancelled(_))), "aborted: {end:?}");
+    up.thread.end().join().unwrap();
+    up.engine.let_go();
+}
+
+#[tokio::test]
+async fn holds_wait_on_the_wire_until_those_before_them_are_told() {
+    const HOLDS: usize = 30_000;
+    let up = Up::new().await;
+    up.session.verified("peer");
+    let mut control = up.peer.open_uni().await.unwrap();
+    let (hello, hold) = ([0, 1, 0xa0], [1, 1, 0xa0]);
+    let mut said = [Bytes::from([&hello[..], &hold.repeat(HOLDS)].concat())];
+    let says = poll_fn(|cx| {
+        loop {
+            match control.poll_write(cx, &mut said) {
+                Poll::Ready(written) => drop(written.expect("the connection lives")),
+                Poll::Pending => return Poll::Pending,
+            }
+            if said[0].is_empty() {
+                return Poll::Ready(());
+            }
+        }
+    });
+    let events = &up.engine.context.events;
+    let hears = async {
+        let mut told = 0;
+        while told < HOLDS {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            let waiting = events.holds();
+            assert!(waiting <= HOLDS_MAX + HEADER_BYTES_MAX / hold.len() + 1, "{waiting}");
+            if waiting > 0 {
+                told += waiting;
+                events.take();
+            }
+        }
+    };
+    tokio::join!(says, hears);
     up.thread.end().join().unwrap();
     up.engine.let_go();
 }

@@ -147,6 +147,17 @@ def test_a_control_message_overtakes_gradients_and_bulk_that_were_queued_before(
         assert [3, 2, 1] in orders, orders
 
 
+def test_a_short_message_does_not_wait_for_the_end_of_a_long_one_of_its_priority() -> None:
+    settings = EngineSettings(shared_memory=False)
+    with connected(settings=settings) as (a, b, up, _):
+        long, short = bytearray((8 if "aioquic" in (a.engine.name, b.engine.name) else 128) * 2**20), bytearray(1000)
+        posts = [b.post("a", long, tag=1), b.post("a", short, tag=2)]
+        a.send(up, bytes(len(long)), tag=1)
+        a.send(up, bytes(len(short)), tag=2)
+        order = [b.take(Received).operation for _ in posts]
+        assert order == posts[::-1]
+
+
 def test_cancelling_a_send_resets_its_stream_and_fails_the_receiver() -> None:
     with connected() as (a, b, up, _):
         payload = bytes(64 * 2**20)

@@ -296,3 +296,22 @@ def test_a_send_ends_promptly_though_the_wish_for_that_was_lost() -> None:
             tags = itertools.count()
             usual_s = partial(median_alone_s, *way, tags)
             most_of(usual_s, lambda median_s: median_s < 0.02)
+
+
+@over(NATIVE)
+def test_what_was_acknowledged_arrives_though_its_sender_left_before_its_hello_was_judged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python stands still after it has let the peer in, and before it hears the peer's hello."""
+    with pair(settings=EngineSettings(shared_memory=False)) as (a, b):
+        greeted, go_on = b.engine._greeted, threading.Event()  # type: ignore[attr-defined]
+        monkeypatch.setattr(b.engine, "_greeted", lambda *said: (go_on.wait(LIMIT_S), greeted(*said))[1])
+        post = b.post("a", bytearray(1000))
+        a.dial(b)
+        sent = a.send(a.take(ConnectionUp).connection, bytes(1000))
+        assert isinstance(a.outcome(sent), SendDone)
+        a.engine.close()
+        time.sleep(0.2)  # its goodbye is here
+        go_on.set()
+        assert isinstance(b.outcome(post), Received)
+        assert b.take(ConnectionDown).error is None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from transport.engine.base import HOLDS_MAX, Hold, Priority
 from transport.mesh.holds import Holds
-from transport.mesh.outbox import AHEAD, IN_FLIGHT_BYTES_MAX, Outbox, Sending
+from transport.mesh.outbox import AHEAD, IN_FLIGHT_BYTES_MAX, SHORT_BYTES, Outbox, Sending
 from transport.wire.header import Header, Kind
 
-HALF = IN_FLIGHT_BYTES_MAX // 2
+HALF, LONG = IN_FLIGHT_BYTES_MAX // 2, SHORT_BYTES + 1
 
 
 def sending(name: int, *, priority: Priority = Priority.GRADIENT, size: int = 1) -> Sending:
@@ -44,19 +44,31 @@ def test_what_is_under_way_is_bounded_and_room_is_used_at_once():
     assert names(outbox) == [2]
 
 
-def test_a_message_larger_than_the_bound_goes_alone():
+def test_of_long_messages_one_that_is_larger_than_the_bound_goes_alone():
     outbox = Outbox()
     outbox.push(sending(1, size=3 * IN_FLIGHT_BYTES_MAX), (0, 0))
-    outbox.push(sending(2), (0, 1))
+    outbox.push(sending(2, size=LONG), (0, 1))
     assert names(outbox) == [1]
     outbox.ended(1)
     assert names(outbox) == [2]
 
 
+def test_a_short_message_waits_for_no_long_one_of_its_priority_but_for_room_among_short_ones():
+    outbox = Outbox()
+    outbox.push(sending(1, size=3 * IN_FLIGHT_BYTES_MAX), (0, 0))
+    outbox.push(sending(2, size=LONG), (0, 1))
+    for name in range(3, 40):
+        outbox.push(sending(name, size=SHORT_BYTES), (0, name))
+    room = IN_FLIGHT_BYTES_MAX // SHORT_BYTES
+    assert names(outbox) == [1, *range(3, 3 + room)]
+    outbox.ended(3)
+    assert names(outbox) == [3 + room]
+
+
 def test_control_messages_do_not_wait_for_room():
     outbox = Outbox()
     outbox.push(sending(1, size=IN_FLIGHT_BYTES_MAX), (0, 0))
-    outbox.push(sending(2), (0, 1))
+    outbox.push(sending(2, size=LONG), (0, 1))
     assert names(outbox) == [1]
     outbox.push(sending(3, priority=Priority.CONTROL), (9, 9))
     assert names(outbox) == [3]
@@ -78,9 +90,9 @@ def test_a_more_urgent_send_flies_whatever_less_urgent_ones_are_under_way():
     outbox.push(sending(1, size=3 * IN_FLIGHT_BYTES_MAX), (0, 0))
     assert names(outbox) == [1]
     outbox.push(sending(2, size=3 * IN_FLIGHT_BYTES_MAX, priority=Priority.ACTIVATION), (9, 9))
-    outbox.push(sending(3, priority=Priority.ACTIVATION), (9, 10))
+    outbox.push(sending(3, priority=Priority.ACTIVATION, size=LONG), (9, 10))
     assert names(outbox) == [2]
-    outbox.push(sending(4, priority=Priority.ACTIVATION_GRADIENT), (9, 9))
+    outbox.push(sending(4, priority=Priority.ACTIVATION_GRADIENT, size=LONG), (9, 9))
     assert names(outbox) == [4]
     outbox.ended(2)
     assert names(outbox) == [3]
@@ -90,8 +102,8 @@ def test_what_is_held_back_is_set_aside_and_leaves_its_room_to_others():
     outbox = Outbox()
     outbox.push(sending(1, size=2 * HALF), (0, 1))
     assert names(outbox) == [1]
-    outbox.push(sending(2), (0, 2))
-    outbox.push(sending(3), (0, 3), held=True)
+    outbox.push(sending(2, size=LONG), (0, 2))
+    outbox.push(sending(3, size=LONG), (0, 3), held=True)
     assert names(outbox) == []
     outbox.sort_out(1, lambda header: header.bucket != 2)
     assert names(outbox) == [2]
