@@ -1,7 +1,8 @@
 """A side of a benchmark that runs PyTorch's Gloo: `send`/`recv` between two ranks, over plain TCP.
 
 Rank 0 sends. Several messages are under way at once where the order says so, each with a tag of its own; tags are
-taken in turn, for both sides must know them beforehand. A flag before every message says whether there is one.
+taken in turn, for both sides must know them beforehand. A flow ends with messages of zeros, one for each that the
+receiver waits for.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch.distributed as dist
 from tools.bench.programs.conversation import Begun, Order, serve
 from tools.bench.programs.samples import Samples
 
-FLAG_TAG, ANSWER_TAG, PING_TAG, BULK_FLAG_TAG, BULK_TAG, FLOW_TAG = 1, 2, 3, 4, 5, 16
+ANSWER_TAG, PING_TAG, BULK_FLAG_TAG, BULK_TAG, FLOW_TAG = 2, 3, 4, 5, 16
 TIMEOUT = datetime.timedelta(seconds=60)
 
 
@@ -38,17 +39,13 @@ class GlooSide:
         return {"torch": torch.__version__}
 
     def send(self, order: Order, begun: Begun) -> Mapping[str, Any]:
-        """Keep `outstanding` messages under way for `seconds` or `bytes_max`."""
+        """Keep `outstanding` messages under way for `seconds` or `bytes_max`, then end every receive."""
         payload = torch.full((order["message_bytes"],), 0x5A, dtype=torch.uint8)
-        samples, under_way, step = Samples(), deque[dist.Work](), 0
+        places, samples, under_way, step = order["outstanding"] + 1, Samples(), deque[dist.Work](), 0
         begun()
         end_s = time.monotonic() + order["seconds"]
-        while True:
-            more = time.monotonic() < end_s and step * payload.numel() < order["bytes_max"]
-            self._flag(more)
-            if not more:
-                break
-            under_way.append(_work(dist.isend(payload, self._other, tag=FLOW_TAG + step % order["outstanding"])))
+        while time.monotonic() < end_s and step * payload.numel() < order["bytes_max"]:
+            under_way.append(_work(dist.isend(payload, self._other, tag=FLOW_TAG + step % places)))
             step += 1
             if len(under_way) >= order["outstanding"]:
                 under_way.popleft().wait()
@@ -57,26 +54,35 @@ class GlooSide:
         for work in under_way:
             work.wait()
             samples.add(payload.numel())
-        return samples.result()
+        found, end = samples.result(), torch.zeros_like(payload)
+        for _ in range(places):
+            dist.send(end, self._other, tag=FLOW_TAG + step % places)
+            step += 1
+        return found
 
     def receive(self, order: Order, begun: Begun) -> Mapping[str, Any]:
-        """Take a flow, as many at once as the sender has under way; sleep first for `sleep_s`."""
-        outstanding = order["outstanding"]
-        buffers = [torch.zeros(order["message_bytes"], dtype=torch.uint8) for _ in range(outstanding)]
-        samples, under_way, step = Samples(), deque[dist.Work](), 0
+        """Take a flow, one receive more posted ahead than the sender has under way; sleep first for `sleep_s`."""
+        places, step = order["outstanding"] + 1, 0
+        buffers = [torch.zeros(order["message_bytes"], dtype=torch.uint8) for _ in range(places)]
+        samples = Samples()
+
+        def post(place: int) -> dist.Work:
+            return _work(dist.irecv(buffers[place], self._other, tag=FLOW_TAG + place))
+
         begun()
         time.sleep(order["sleep_s"])
-        while self._flagged():
-            if len(under_way) >= outstanding:
-                under_way.popleft().wait()
-                samples.add(order["message_bytes"])
-            place = step % outstanding
-            under_way.append(_work(dist.irecv(buffers[place], self._other, tag=FLOW_TAG + place)))
-            step += 1
-        for work in under_way:
-            work.wait()
+        posted = deque(map(post, range(places)))
+        while True:
+            posted.popleft().wait()
+            if not buffers[step % places][0]:
+                break
             samples.add(order["message_bytes"])
-        return samples.result()
+            posted.append(post(step % places))
+            step += 1
+        found = samples.result()
+        for work in posted:
+            work.wait()
+        return found
 
     def ping(self, order: Order, begun: Begun) -> Mapping[str, Any]:
         """Round trips of each size in turn; with `bulk_bytes`, while that much flows to the same peer."""
@@ -122,14 +128,6 @@ class GlooSide:
         if order["bulk_bytes"]:
             bulk.join()
         return {"answered": number}
-
-    def _flag(self, more: bool) -> None:
-        dist.send(torch.tensor([int(more)], dtype=torch.uint8), self._other, tag=FLAG_TAG)
-
-    def _flagged(self) -> bool:
-        flag = torch.zeros(1, dtype=torch.uint8)
-        dist.recv(flag, self._other, tag=FLAG_TAG)
-        return bool(flag.item())
 
     def _bulk_out(self, order: Order, stop: threading.Event, flowing: dict[str, float]) -> None:
         payload = torch.full((order["bulk_message_bytes"],), 0x5A, dtype=torch.uint8)
