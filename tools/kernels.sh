@@ -12,6 +12,7 @@
 set -euo pipefail
 say() { printf 'kernels: %s\n' "$*"; }
 fail() { say "$*" >&2; exit 1; }
+trap 'exit 130' INT
 
 [[ $EUID -eq 0 ]] || fail "virtiofsd and the guests need root"
 here=$(realpath "$(dirname "$0")/..")
@@ -85,16 +86,18 @@ END
   rm -rf "$place/initial"
 }
 
+# In a shell of its own, which takes its files' daemon with it however it ends.
 boot() {
   local place=$1 image share
   image=$(ls "$place"/kernel/boot/vmlinuz-*)
   share=$(mktemp -u "/tmp/hq-virtiofs-XXXXXX")
   "$virtiofsd" --socket-path="$share" -o source=/ -o sandbox=chroot -o cache=always \
     >"$place/log/virtiofsd" 2>&1 &
-  trap "kill $! 2>/dev/null || true; rm -f '$share'" RETURN
+  trap "kill $! 2>/dev/null || true; rm -f '$share'" EXIT
   for _ in $(seq 50); do [[ -S $share ]] && break; sleep 0.1; done
   # Without cmpxchg16b: qemu 7.2 spoils the flags when it emulates that on two processors, and Linux 6.12 dies of it.
-  timeout --kill-after=10 "${BOOT_S_MAX:-1800}" nice -n 19 qemu-system-x86_64 -machine q35 -accel tcg,thread=multi \
+  # In the foreground: Ctrl-C reaches it.
+  timeout --foreground --kill-after=10 "${BOOT_S_MAX:-1800}" nice -n 19 qemu-system-x86_64 -machine q35 -accel tcg,thread=multi \
     -cpu Nehalem,-cx16 -smp 2 \
     -m 3G -object memory-backend-memfd,id=memory,size=3G,share=on -numa node,memdev=memory \
     -chardev socket,id=files,path="$share" -device vhost-user-fs-pci,chardev=files,tag=host \
