@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -249,6 +250,73 @@ def test_where_a_stage_of_faults_fails_each_of_its_faults_that_has_not_ended_is_
         ("failure", "all on the way in"),
     ]
     run.writer.close()
+
+
+class Hosts(dict[str, Any]):
+    """One host, whose link has whatever rate."""
+
+    links: ClassVar = {"up": SimpleNamespace(set_rate=lambda rate_bits_per_s: None)}
+
+
+class Entered:
+    """What a block of faults touches of a stage, written down; the broker never says that it holds storage back."""
+
+    def __init__(self, *, enters: bool = True) -> None:
+        self.done: list[str] = []
+        self.enters = enters
+        self.scene, self.lab = (
+            SimpleNamespace(bottleneck="up", rate_bits_per_s=MBIT),
+            Hosts(a=SimpleNamespace(name="a")),
+        )
+        self.brokers = SimpleNamespace(seats={}, status=lambda host: None, kill=lambda host: self.done.append("kill"))
+
+    def enter(self, condition: str) -> None:
+        self.done.append("enter")
+        if not self.enters:
+            raise HiveError("no sessions")
+
+    def leave(self, condition: str) -> None:
+        self.done.append("leave")
+
+    def train(self, seconds: float) -> None:
+        pass
+
+    def forget(self) -> None:
+        pass
+
+    def rest(self) -> None:
+        pass
+
+    def seen(self) -> dict[str, Any]:
+        return {}
+
+
+def killed_in_a_hold(directory: Path, monkeypatch: pytest.MonkeyPatch, stage: Entered) -> dict[str, Any]:
+    """What a block writes down."""
+    run = Run(Settings(), Writer(directory, add=False), before=[], say=print, show=print)
+    written: list[dict[str, Any]] = []
+    monkeypatch.setattr(run.writer, "write", written.append)
+    monkeypatch.setattr(faults, "HOLD_WITHIN_S", 0.0)
+    with run.guarded("faults", "killed in a hold"):
+        faults._block(run, stage, "a", "killed in a hold", "brokered", faults._Faults.killed)  # type: ignore[arg-type]
+    run.writer.close()
+    (row,) = written
+    return row
+
+
+def test_a_broker_that_holds_nothing_back_is_not_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Entered()
+    row = killed_in_a_hold(tmp_path, monkeypatch, stage)
+    assert (row["kind"], row["condition"]) == ("not-tried", "killed in a hold")
+    assert stage.done == ["enter", "leave"]
+
+
+def test_a_stage_that_was_not_entered_to_the_end_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Entered(enters=False)
+    row = killed_in_a_hold(tmp_path, monkeypatch, stage)
+    assert row["kind"] == "failure"
+    assert "no sessions" in row["error"]
+    assert stage.done == ["enter", "leave"]
 
 
 def two_jobs(small_steps: int, large_steps: int) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hive_qos.errors import HiveError
 from shaping.kernel import RealKernel
 from shaping.model.names import INNER_MINOR
 from tools.brokerbench import scenes
@@ -41,6 +40,7 @@ HOLD_WITHIN_S, HOLD_RATE_SHARE = 12.0, 0.4
 """Storage is held back for bursts while a queue may stand elsewhere: after a cut, which a slower link brings about."""
 
 RIGHT_WITHIN_S, POLL_S = 20.0, 0.02
+NOT_HELD = {"not_tried": f"storage was not held back within {HOLD_WITHIN_S:g} s"}
 DISK_BYTES = 96 * 2**20
 REDIRECTED = re.compile(r"mirred \(Egress Redirect to device (hqifb\d+)\)")
 """What tc says of a filter that leads to a device which is there."""
@@ -104,8 +104,8 @@ def _at(run: Run, scene: Scene, *, host: str, watch: str, faults: Mapping[str, t
 
 
 def _block(run: Run, stage: Stage, host: str, name: str, condition: str, fault: Fault) -> None:
-    stage.enter(condition)
     try:
+        stage.enter(condition)
         stage.train(BEFORE_S)
         stage.forget()
         begin_s = time.monotonic()
@@ -137,21 +137,22 @@ class _Faults:
     def killed(self) -> Mapping[str, Any]:
         """kill -9 while storage waits for a burst; nobody starts it again for a while."""
         stage = self._stage
-        held = self._until_storage_is_held()
+        if not self._until_storage_is_held():
+            return NOT_HELD
         at_s = time.monotonic()
         stage.brokers.kill(self._host.name)
         stage.train(1.0)
         ceil_bits_per_s = self._ceil_of_storage()
         stage.train(BROKEN_S)
-        return {"at_s": at_s, "held": held, "ceil_after_1_s": ceil_bits_per_s, **self._started_again()}
+        return {"at_s": at_s, "ceil_after_1_s": ceil_bits_per_s, **self._started_again()}
 
     def carrier_lost(self) -> Mapping[str, Any]:
         """Somebody pulls the plug, and puts it back."""
         link = self._stage.lab.links[self._stage.scene.bottleneck]
         link.down()
         self._stage.wait(CARRIER_LOST_S)
-        link.up()
         at_s = time.monotonic()
+        link.up()
         right_s = self._seconds_until_right(at_s) if self._stage.brokers.pids else None
         self._stage.train(BROKEN_S + AFTER_S)
         return {"at_s": at_s, "right_s": right_s}
@@ -162,18 +163,16 @@ class _Faults:
         filler = seat.directory / "filler"
         at_s = time.monotonic()
         _fill(filler)
-        stage.train(BROKEN_S)
-        answers = stage.brokers.status(self._host.name) is not None
-        stage.brokers.kill(self._host.name)
-        stage.train(1.0)
         try:
-            on_full_disk: Mapping[str, Any] = {**self._started_again(), "started": True}
-        except HiveError as error:
-            on_full_disk = {"started": False, "words": str(error)[-300:]}
-        filler.unlink()
-        again = {} if on_full_disk["started"] else self._started_again()
+            stage.train(BROKEN_S)
+            answers = stage.brokers.status(self._host.name) is not None
+            stage.brokers.kill(self._host.name)
+            stage.train(1.0)
+            again = self._started_again()
+        finally:
+            filler.unlink()
         stage.train(AFTER_S)
-        return {"at_s": at_s, "answers_on_full_disk": answers, **on_full_disk, **again}
+        return {"at_s": at_s, "answers_on_full_disk": answers, **again}
 
     def second_broker(self) -> Mapping[str, Any]:
         """The same command a second time; the first must not notice."""
@@ -230,7 +229,8 @@ class _Faults:
             stage.brokers.kill(self._host.name)
             self._started_again(more=clock.environment)
             in_hours = clock.behind_s
-            held = self._until_storage_is_held()
+            if not self._until_storage_is_held():
+                return NOT_HELD
             at_s = time.monotonic()
             clock.set_back(in_hours + HOUR_S)
             back_s = self._seconds_until_in_force([])
@@ -244,7 +244,7 @@ class _Faults:
             followed = {"back": back_s, "forward": forward_s, "back again": self._seconds_until_in_force([])}
         finally:
             file.write_text(usual)
-        return {"at_s": at_s, "held": held, "schedule_followed_s": followed, **again}
+        return {"at_s": at_s, "schedule_followed_s": followed, **again}
 
     def _until_storage_is_held(self) -> bool:
         """A slower link brings it about; False where it does not come."""
