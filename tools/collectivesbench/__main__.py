@@ -19,7 +19,7 @@ from tools.measure.reporting import Output, ReportOnly, chosen, console_of, meas
 if TYPE_CHECKING:
     from tools.collectivesbench.sweep import Run
 
-SCENARIOS = {"lan": 18, "uneven": 5, "sites": 6, "urgent": 4, "falling": 6, "training": 11, "host": 5}
+SCENARIOS = {"lan": 20, "uneven": 5, "sites": 6, "urgent": 4, "falling": 6, "training": 10, "host": 4}
 """In the order of a run, with the minutes of each in one of the ordinary length."""
 
 app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False)

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from hive_qos.units import format_size
 from tools.collectivesbench.contenders import GLOO, GLOO_BBR, HIVE, compressed
+from tools.collectivesbench.networks import equal
 from tools.collectivesbench.settings import KIB, MIB
 
 COMPRESSED = tuple(compressed(name).name for name in ("bfloat16", "int8", "int4"))
@@ -26,7 +27,8 @@ def goals(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     """Every goal in the order of the scenarios; `value` and `passed` are None where it was not measured."""
     ours = [cell for cell in cells if cell["contender"] == HIVE.name]
     entries: list[dict[str, Any]] = []
-    for case, least in (("1 Gbit/s, 2 ranks", 1.3), ("1 Gbit/s, 4 ranks", 1.5)):
+    for ranks, offload, least in ((2, False, 1.3), (2, True, 1.3), (4, False, 1.5), (4, True, 1.5)):
+        case = equal(ranks, offload=offload).name
         large = _of(ours, "lan", case, lambda cell: 16 * MIB <= cell["bytes"] <= 64 * MIB and _sums(cell))
         entries.append(_at_least(f"1  {case}, all_reduce of 16 to 64 MiB: times Gloo", least, map(_of_gloo, large)))
     for case in _cases(ours, "lan"):

@@ -23,6 +23,8 @@ class Network:
         site_ranks: how many ranks each of two sites has, in rank order; () where all are in one place.
         between_bits_per_s, one_way_s, loss: the link between both sites, each way. They are 0 without sites.
         buffer_s: the queue of every link, in time at its rate.
+        offload: the links of ranks carry lumps, as between a host and a network card that cuts and joins them. Without,
+            they carry single frames, whose work the lab does in the sender's name.
         one_host: all ranks use this machine's loopback, and there is no lab.
     """
 
@@ -33,6 +35,7 @@ class Network:
     one_way_s: float = 0.0
     loss: float = 0.0
     buffer_s: float = 0.1
+    offload: bool = False
     one_host: bool = False
 
     @property
@@ -50,10 +53,10 @@ class Network:
         return 0
 
 
-def equal(ranks: int, *, bits_per_s: int = 1_000_000_000) -> Network:
+def equal(ranks: int, *, bits_per_s: int = 1_000_000_000, offload: bool = False) -> Network:
     """The same rate to each rank. 10 ms of queue are 1.25 MB a port at 1 Gbit/s, as a switch has."""
-    name = f"{format_rate(bits_per_s)}, {ranks} ranks"
-    return Network(name=name, links_bits_per_s=(bits_per_s,) * ranks, buffer_s=0.01)
+    name = f"{format_rate(bits_per_s)}, {'offload, ' if offload else ''}{ranks} ranks"
+    return Network(name=name, links_bits_per_s=(bits_per_s,) * ranks, buffer_s=0.01, offload=offload)
 
 
 def uneven(ranks: int = 4) -> Network:
@@ -98,7 +101,8 @@ def lab_of(network: Network, *, congestion: str) -> Lab:
     for rank, rate_bits_per_s in enumerate(network.links_bits_per_s):
         lab.host(f"h{rank}", congestion=congestion)
         router = f"{ROUTER}{network.site_of(rank)}"
-        lab.link(f"h{rank}", router, rate_bits_per_s=rate_bits_per_s, buffer_s=network.buffer_s)
+        buffer_s, offload = network.buffer_s, network.offload
+        lab.link(f"h{rank}", router, rate_bits_per_s=rate_bits_per_s, buffer_s=buffer_s, offload=offload)
     if network.site_ranks:
         lab.link(
             f"{ROUTER}0",

@@ -63,7 +63,12 @@ class Run(Attempts):
 
 
 NETWORKS: Mapping[str, Callable[[Settings], Sequence[Network]]] = {
-    "lan": lambda settings: [networks.equal(world) for world in settings.worlds],
+    "lan": lambda settings: [
+        networks.equal(world, offload=offload)
+        for world in settings.worlds
+        for offload in (False, True)
+        if not offload or world in settings.offload_worlds
+    ],
     "uneven": lambda _settings: [networks.uneven()],
     "sites": lambda _settings: [networks.two_sites()],
     "host": lambda settings: [networks.one_host(world) for world in settings.worlds],

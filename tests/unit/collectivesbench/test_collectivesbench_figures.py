@@ -11,6 +11,7 @@ from tools.collectivesbench import bounds, figures, networks, report
 from tools.collectivesbench.bounds import WIRE
 from tools.collectivesbench.contenders import competing, forced
 from tools.collectivesbench.settings import MIB, QUICK, Settings
+from tools.collectivesbench.sweep import NETWORKS
 
 
 def goal(found: dict[str, Any], part: str) -> dict[str, Any]:
@@ -67,7 +68,7 @@ def test_a_goal_takes_the_faster_gloo_within_each_repetition() -> None:
         rows += [record("gloo cubic", 0.3 * slow, repetition=repetition)]
         rows += [record("gloo bbr", 0.8 * slow, repetition=repetition)]
     found = report.compute(HEAD, rows)
-    entry = goal(found, "2 ranks, all_reduce of 16 to 64 MiB")
+    entry = goal(found, "1 Gbit/s, 2 ranks, all_reduce of 16 to 64 MiB")
     assert entry["value"] == pytest.approx(1.5)
     assert entry["allowed"] == pytest.approx(0.3 * 1.1 / bounds.links_s(networks.equal(2), "all_reduce", M))
     assert entry["passed"] is True
@@ -78,9 +79,26 @@ def test_the_worst_size_decides_and_what_was_not_measured_passes_nothing() -> No
     rows = [record("hive", 0.2), record("gloo cubic", 0.3)]
     rows += [record("hive", 1.4, size=64 * MIB), record("gloo cubic", 1.0, size=64 * MIB)]
     found = report.compute(HEAD, rows)
-    entry = goal(found, "2 ranks, all_reduce of 16 to 64 MiB")
+    entry = goal(found, "1 Gbit/s, 2 ranks, all_reduce of 16 to 64 MiB")
     assert (entry["where"], entry["passed"]) == ("all_reduce of 64 MiB", False)
-    assert goal(found, "4 ranks, all_reduce of 16 to 64 MiB")["passed"] is None
+    assert goal(found, "1 Gbit/s, 4 ranks, all_reduce of 16 to 64 MiB")["passed"] is None
+
+
+def test_hosts_with_offload_are_a_network_of_their_own_with_the_same_goals() -> None:
+    settings = Settings()
+    for network in NETWORKS["lan"](settings):
+        assert network.offload is ("offload" in network.name)
+        links = networks.lab_of(network, congestion="cubic").plan.links
+        assert [link.spec.offload for link in links] == [network.offload] * network.ranks
+    rows = [
+        record(name, seconds, network=networks.equal(2, offload=offload))
+        for offload, times in ((False, (0.2, 0.3)), (True, (0.2, 0.2)))
+        for name, seconds in zip(("hive", "gloo cubic"), times, strict=True)
+    ]
+    found = report.compute(HEAD, rows)
+    assert goal(found, "1 Gbit/s, 2 ranks, all_reduce of 16 to 64 MiB")["passed"] is True
+    with_offload = goal(found, "1 Gbit/s, offload, 2 ranks, all_reduce of 16 to 64 MiB")
+    assert (with_offload["value"], with_offload["at_least"], with_offload["passed"]) == (1.0, 1.3, False)
 
 
 def test_a_compression_that_competes_between_two_sites_has_goals_of_its_own() -> None:
