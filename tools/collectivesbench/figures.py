@@ -7,7 +7,7 @@ Definitions
 - python_share: of the ranks' CPU time, that of threads which Python knows, native code that they call included. It is
   an upper bound of what Python uses.
 - links_s: what the links need at least. processors_s: the CPU time of all ranks and of the lab's relay, divided by the
-  machine's cores. bound_s: the larger of both. of_bound: bound_s by seconds.
+  machine's cores: the least for whoever spends so much, and no excuse for spending it.
 - urgent: `seconds` and `worst_s` are the median and the longest of the urgent operations that began while the large one
   was under way, alone_s the median of those before it; each from the last rank's begin to the last one's end.
   times_alone: seconds by alone_s. after_chunk: the same when CHUNK_BYTES on the slowest link are taken off `seconds`.
@@ -59,8 +59,7 @@ def collective(record: Record) -> dict[str, float]:
     }
     if cpu_s:
         found["python_share"] = min(1.0, python_s / cpu_s)
-    found["bound_s"] = max(found["links_s"], found["processors_s"])
-    return found | {"of_bound": found["bound_s"] / seconds}
+    return found
 
 
 def urgent(record: Record) -> dict[str, float]:

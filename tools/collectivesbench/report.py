@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 from tools.bench.figures import ratios, spread
 from tools.collectivesbench import figures
 from tools.collectivesbench.contenders import GLOO, GLOOS
-from tools.collectivesbench.goals import goals
+from tools.collectivesbench.goals import BOUNDS, goals
 from tools.measure.records import Record
 
 
@@ -70,10 +70,13 @@ def _curve(key: Key, record: Record) -> dict[str, Any]:
 
 
 def _cell(key: Key, turns: Turns) -> dict[str, Any]:
-    """One cell. `times` is how many times as fast as each Gloo, `allowed` how many times the bound would be."""
+    """One cell. `times` is how many times as fast as each Gloo, `allowed` how many times each bound would be.
+
+    `turns` are those that count: of one alone nobody knows how far another would be.
+    """
     mine = turns[key]
     names = sorted({name for found in mine.values() for name in found})
-    cell: dict[str, Any] = {**key._asdict(), "times": {}, "allowed": {}}
+    cell: dict[str, Any] = {**key._asdict(), "turns": len(mine), "times": {}, "allowed": {}}
     cell["figures"] = {name: spread(list(_series(mine, name).values())) for name in names}
     metric = "after_s" if key.scenario == "falling" else "seconds"
     for reference in GLOOS:
@@ -82,8 +85,8 @@ def _cell(key: Key, turns: Turns) -> dict[str, Any]:
         if found is not None and theirs is not None:
             cell["times"][reference] = found
             median_s = statistics.median(_series(theirs, metric).values())
-            if "bound_s" in cell["figures"] and cell["figures"]["bound_s"]["median"] > 0:
-                cell["allowed"][reference] = median_s / cell["figures"]["bound_s"]["median"]
+            bounds_s = {name: cell["figures"].get(f"{name}_s", {"median": 0.0})["median"] for name in BOUNDS}
+            cell["allowed"][reference] = {name: median_s / bounds_s[name] for name in BOUNDS if bounds_s[name]}
     return cell
 
 

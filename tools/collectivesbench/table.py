@@ -11,6 +11,7 @@ from rich.table import Table
 
 from hive_qos.units import format_size
 from tools.collectivesbench.contenders import GLOOS, HIVE
+from tools.collectivesbench.goals import BOUNDS
 from tools.collectivesbench.settings import KIB, MIB
 
 Cell: TypeAlias = Mapping[str, Any]
@@ -25,17 +26,19 @@ TITLES = {
     "training": "5  Training to a fixed loss",
     "host": "6  Ranks of one host",
 }
-HEADS = ("network", "operation", "contender", "ms (lowest … highest)", *(f"times {name}" for name in GLOOS))
+TIMES = tuple(f"times {name}" for name in GLOOS)
+HEADS = ("network", "operation", "contender", "turns", "ms (lowest … highest)", *TIMES)
 HEADS += ("links' bound", "processors'", "CPU s/GB a rank", "Python's")
-URGENT_HEADS = (*HEADS[:3], "ms alone", "ms beside (lowest … highest)", "the longest", *HEADS[4:6])
+URGENT_HEADS = (*HEADS[:4], "ms alone", "ms beside (lowest … highest)", "the longest", *TIMES)
 URGENT_HEADS += ("times alone", "less a chunk")
-TRAINING_HEADS = ("network", "trained", "contender", "s to the loss (lowest … highest)", *HEADS[4:6])
+TRAINING_HEADS = ("network", "trained", "contender", "seeds", "s to the loss (lowest … highest)", *TIMES)
 TRAINING_HEADS += ("reached", "steps", "CPU s a step a rank", "loss, apart")
-FALLING_HEADS = ("network", "trained", "contender", "s a step before", "s a step after", "expected", *HEADS[4:6])
+FALLING_HEADS = ("network", "trained", "contender", "falls", "s a step before", "s a step after", "expected", *TIMES)
 FALLING_HEADS += ("s until it follows", "loss, apart")
-SHORT_HEADS = ("network", "all_reduce of", "hive", "Gloo", "Gloo's time / hive's", "links and processors allow")
-GOAL_HEADS = ("goal", "worst", "found", "has to be", "allowed", "")
-NONE = "-"
+ALLOWED = ("links allow", "processors allow at hive's CPU time")
+SHORT_HEADS = ("network", "all_reduce of", "turns", "hive", "Gloo", "Gloo's time / hive's", *ALLOWED)
+GOAL_HEADS = ("goal", "worst", "turns", "found", "has to be", *ALLOWED, "")
+NONE, ONE_TURN = "-", "one turn"
 
 
 def print_report(console: Console, report: Mapping[str, Any]) -> None:
@@ -77,7 +80,7 @@ def sections(report: Mapping[str, Any]) -> list[tuple[str, Sequence[str], Rows]]
 def _is_typical(cell: Cell, cells: Sequence[Cell]) -> bool:
     """Of hive's all-reduces on each network: a small one, 1 MiB, and the largest of at most 64 MiB."""
     sizes = [one["bytes"] for one in cells if (one["scenario"], one["case"]) == (cell["scenario"], cell["case"])]
-    if (cell["contender"], cell["operation"]) != (HIVE.name, "all_reduce") or "bound_s" not in cell["figures"]:
+    if (cell["contender"], cell["operation"]) != (HIVE.name, "all_reduce") or "processors_s" not in cell["figures"]:
         return False
     typical = (16 * KIB, MIB, max((size for size in sizes if size <= 64 * MIB), default=0))
     return bool(cell["times"]) and cell["bytes"] in typical
@@ -87,14 +90,13 @@ def _short(cell: Cell) -> list[str]:
     """Beside the faster Gloo."""
     name, times = min(cell["times"].items(), key=lambda item: item[1]["median"])
     hive_s = cell["figures"]["seconds"]["median"]
-    allowed = cell["allowed"].get(name)
-    row = [cell["case"], format_size(cell["bytes"]), f"{_ms(hive_s)} ms", f"{_ms(hive_s * times['median'])} ms"]
-    return [*row, f"{times['median']:.2f}", NONE if allowed is None else f"{allowed:.2f}"]
+    row = [cell["case"], format_size(cell["bytes"]), str(times["n"]), f"{_ms(hive_s)} ms"]
+    return [*row, f"{_ms(hive_s * times['median'])} ms", f"{times['median']:.2f}", *_allowed(cell["allowed"][name])]
 
 
 def _row(cell: Cell) -> list[str]:
     values = cell["figures"]
-    row = [cell["case"], f"{cell['operation']} {format_size(cell['bytes'])}", cell["contender"]]
+    row = [cell["case"], f"{cell['operation']} {format_size(cell['bytes'])}", cell["contender"], str(cell["turns"])]
     row.append(_ms_spread(values["seconds"]))
     row += _times(cell)
     row += [_ms(values["links_s"]["median"]), _ms(values["processors_s"]["median"])]
@@ -104,18 +106,19 @@ def _row(cell: Cell) -> list[str]:
 
 def _urgent_row(cell: Cell) -> list[str]:
     values = cell["figures"]
-    row = [cell["case"], f"{cell['operation']} {format_size(cell['bytes'])}", cell["contender"]]
+    row = [cell["case"], f"{cell['operation']} {format_size(cell['bytes'])}", cell["contender"], str(cell["turns"])]
     row += [_ms(values["alone_s"]["median"]), _ms_spread(values["seconds"]), _ms(values["worst_s"]["high"])]
     return [*row, *_times(cell), *(_figure(cell, name) for name in ("times_alone", "after_chunk"))]
 
 
 def _training_row(cell: Cell) -> list[str]:
-    row = [cell["case"], cell["operation"], cell["contender"], _figure(cell, "seconds", spread=True), *_times(cell)]
+    row = [cell["case"], cell["operation"], cell["contender"], str(cell["turns"])]
+    row += [_figure(cell, "seconds", spread=True), *_times(cell)]
     return [*row, *(_figure(cell, name) for name in ("reached", "steps", "cpu_s_per_step", "loss_gap"))]
 
 
 def _falling_row(cell: Cell) -> list[str]:
-    row = [cell["case"], cell["operation"], cell["contender"]]
+    row = [cell["case"], cell["operation"], cell["contender"], str(cell["turns"])]
     row += [_figure(cell, name) for name in ("before_s", "after_s", "expected_s")]
     return [*row, *_times(cell), _figure(cell, "follow_s", spread=True), _figure(cell, "loss_gap")]
 
@@ -143,8 +146,13 @@ def _figure(cell: Cell, name: str, *, spread: bool = False) -> str:
 
 def _goal(goal: Mapping[str, Any]) -> list[str]:
     limit = f"≥ {goal['at_least']:.2f}" if "at_least" in goal else f"≤ {goal['at_most']:.2f}"
-    verdict = {True: "yes", False: "NO", None: "not measured"}[goal["passed"]]
-    return [goal["name"], goal["where"], _number(goal["value"]), limit, _number(goal["allowed"]), verdict]
+    verdict = {True: "yes", False: "NO", None: ONE_TURN if goal["turns"] else "not measured"}[goal["passed"]]
+    row = [goal["name"], goal["where"], str(goal["turns"]), _number(goal["value"]), limit]
+    return [*row, *_allowed(goal["allowed"]), verdict]
+
+
+def _allowed(allowed: Mapping[str, float]) -> list[str]:
+    return [_number(allowed.get(name)) for name in BOUNDS]
 
 
 def _number(value: float | None) -> str:

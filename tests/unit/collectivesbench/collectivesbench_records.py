@@ -40,6 +40,11 @@ def record(
     }  # fmt: skip
 
 
+def twice(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """With a second turn of each, just as the first: what a goal is judged by."""
+    return [*rows, *({**row, "repetition": row["repetition"] + 100} for row in rows)]
+
+
 def trained(
     contender: str, steps_s: list[float], *, seed: int = 0, reached: bool = True, fell_s: float | None = None
 ) -> dict[str, Any]:

@@ -51,8 +51,9 @@ def test_each_row_of_a_table_has_all_its_columns(directory: Path) -> None:
     for _, heads, rows in table.sections(found):
         assert {len(row) for row in rows} == {len(heads)}
     lines = table.markdown(found).splitlines()
-    assert any(line.startswith("| 1 Gbit/s, 2 ranks | all_reduce 16 MiB | hive |") for line in lines)
-    assert any(line.startswith("| 1 Gbit/s, 2 ranks | 16 MiB | 210 ms | 210 ms | 1.00 |") for line in lines), lines[:12]
+    assert any(line.startswith("| 1 Gbit/s, 2 ranks | all_reduce 16 MiB | hive | 1 |") for line in lines)
+    assert "| 1 Gbit/s, 2 ranks | 16 MiB | 1 | 210 ms | 210 ms | 1.00 | 1.49 | 2.10 |" in lines
+    assert any("2 ranks, all_reduce of 16 to 64 MiB" in line and line.endswith("| one turn |") for line in lines)
 
 
 def test_what_failed_is_printed(directory: Path) -> None:
