@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from hive_qos.units import format_rate
 from tools.bench import contenders
 from tools.bench.flows import ends, two_hosts
 from tools.bench.pairs import Pair, Pings
@@ -33,11 +32,10 @@ def measure_of(settings_s: float, bulk_bytes: int) -> Measure:
 def latencies(run: Run) -> None:
     """Over the fast link, where the processor is what takes time, and over one with a real delay and queue."""
     settings = run.settings
-    slow = f"{format_rate(settings.mixed_bits_per_s)}, {2000 * settings.mixed_delay_s:g} ms"
     links = (
         (FRAMES, settings.lan_bits_per_s, 0.0, settings.lan_buffer_s),
         (OFFLOAD, settings.lan_bits_per_s, 0.0, settings.lan_buffer_s),
-        (slow, settings.mixed_bits_per_s, settings.mixed_delay_s, 0.05),
+        (settings.mixed_case, settings.mixed_bits_per_s, settings.mixed_delay_s, 0.05),
     )
     measure = measure_of(settings.latency_s, settings.bulk_bytes)
     for case, rate_bits_per_s, delay_s, buffer_s in links:

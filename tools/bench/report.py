@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from tools.bench import figures
-from tools.bench.settings import FRAMES, OFFLOAD, OFFLOAD_DELAY
+from tools.bench.settings import FRAMES, OFFLOAD, OFFLOAD_DELAY, Settings
 from tools.measure.records import Record
 
 Key: TypeAlias = tuple[str, str, str]
@@ -48,7 +48,7 @@ def compute(head: Record, records: Sequence[Record]) -> dict[str, Any]:
     return {
         "run": head,
         "cells": cells,
-        "goals": goals(turns),
+        "goals": goals(turns, scenarios=head["scenarios"]),
         "failures": [record for record in records if record["kind"] == "failure"],
     }
 
@@ -87,8 +87,12 @@ def _series(turns: Mapping[Key, Mapping[int, Mapping[str, float]]], key: Key, na
     return {turn: found[name] for turn, found in turns.get(key, {}).items() if name in found}
 
 
-def goals(turns: Mapping[Key, Mapping[int, Mapping[str, float]]]) -> list[dict[str, Any]]:
-    """What the native engine must reach; `value` and `passed` are None where it was not measured."""
+def goals(turns: Mapping[Key, Mapping[int, Mapping[str, float]]], *, scenarios: Sequence[str]) -> list[dict[str, Any]]:
+    """What the native engine must reach; `value` and `passed` are None where it was not measured.
+
+    Args:
+        scenarios: of the run.
+    """
 
     def ratio(scenario: str, case: str, ours: str, theirs: str, metric: str) -> float | None:
         found = figures.ratios(
@@ -111,10 +115,9 @@ def goals(turns: Mapping[Key, Mapping[int, Mapping[str, float]]]) -> list[dict[s
         for who in ("sender", "receiver"):
             used = value("lan", case, "native", f"{who}_cpu_s_per_gb")
             entries.append((f"{case}: {who}'s CPU s/GB", used, "at_most", 1.0))
-    for case in sorted({key[1] for key in turns if key[0] == "latency" and key[1].endswith(", bulk")}):
-        link = case.removesuffix(", bulk")
+    for link in (FRAMES, OFFLOAD, Settings().mixed_case) if "latency" in scenarios else ():
         for name, metric in BESIDE_BULK.items():
-            beside = _series(turns, ("latency", case, "native"), metric)
+            beside = _series(turns, ("latency", f"{link}, bulk", "native"), metric)
             found = figures.ratios(beside, _series(turns, ("latency", f"{link}, idle", "native"), metric))
             entries.append((f"{link}: {name}", found["median"] if found else None, "at_most", 2.0))
     return [

@@ -6,6 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from hive_qos.units import format_rate
+
 MIB = 2**20
 SCENARIOS = ("loopback", "lan", "loss", "latency", "memory", "congestion")
 """In the order of a run."""
@@ -76,6 +78,11 @@ class Settings:
     congestion_deep_s: float = 0.2
     congestion_repetitions: int = 2
     run_seconds_max: float = 1780.0
+
+    @property
+    def mixed_case(self) -> str:
+        """Of `latency`, on its second link."""
+        return f"{format_rate(self.mixed_bits_per_s)}, {2000 * self.mixed_delay_s:g} ms"
 
     def repeated(self, repetitions: int | None) -> Settings:
         """Have every scenario repeat its measurements so often, within as much more time; None changes nothing."""

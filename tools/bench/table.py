@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hive_qos.units import format_rate, format_size
+from tools.measure.reporting import failed
 
 Cell: TypeAlias = Mapping[str, Any]
 Column: TypeAlias = tuple[str, Callable[[Cell], str]]
@@ -41,11 +42,10 @@ def print_report(console: Console, report: Mapping[str, Any]) -> None:
             style = "bold" if "native" in cell["contender"] else None
             table.add_row(case, cell["contender"], *(show(cell) for _, show in columns), style=style)
         console.print(table)
-    for name, why in report["run"]["missing"].items():
-        console.print(f"Not measured: {name}: {why}", style="yellow", markup=False, highlight=False)
+    for line in _missing(report):
+        console.print(line, style="yellow", markup=False, highlight=False)
     for failure in report["failures"]:
-        text = f"Failed: {failure['scenario']}: {failure['contender']}: {failure['error']}"
-        console.print(text, style="red", markup=False, highlight=False)
+        console.print(failed(failure), style="red", markup=False, highlight=False)
     _print_goals(console, report["goals"])
 
 
@@ -58,7 +58,12 @@ def markdown(report: Mapping[str, Any]) -> str:
         for cell in cells:
             lines.append(f"| {' | '.join([cell['case'], cell['contender'], *(show(cell) for _, show in columns)])} |")
         lines.append("")
-    return "\n".join(lines)
+    lines += [f"- {line}" for line in (*_missing(report), *map(failed, report["failures"]))]
+    return "\n".join([*lines, ""])
+
+
+def _missing(report: Mapping[str, Any]) -> list[str]:
+    return [f"Not measured: {name}: {why}" for name, why in report["run"]["missing"].items()]
 
 
 def sections(report: Mapping[str, Any]) -> list[tuple[str, list[Cell], list[Column]]]:

@@ -64,7 +64,11 @@ def compute(heads: Sequence[Record], records: Sequence[Record]) -> dict[str, Any
                 side: bound,
                 "passed": None if value is None else (value >= bound if side == "at_least" else value <= bound),
             }
-            for name, value, side, bound in [*goals(scenarios, _conditions(heads)), *_tried(scenarios, records)]
+            for name, value, side, bound in (
+                *goals(scenarios, _conditions(heads)),
+                *_tried(scenarios, records),
+                *_missing(scenarios, heads, records),
+            )
         ],
         "not_tried": [record for record in records if record["kind"] == "not-tried"],
         "failures": [record for record in records if record["kind"] == "failure"],
@@ -92,6 +96,24 @@ def _tried(scenarios: Mapping[str, Mapping[str, Any]], records: Sequence[Record]
         for fault in dict.fromkeys(lacking)
         if not fault.endswith(COMPARISON) and fault.split()[0] != ALL
     ]
+
+
+def _missing(
+    scenarios: Mapping[str, Mapping[str, Any]], heads: Sequence[Record], records: Sequence[Record]
+) -> list[Goal]:
+    """What was to be measured: scenarios of which nothing was, and what failed of the others.
+
+    Training's scenarios have their steps as a goal, and each fault has been tried or not.
+    """
+    asked = {scenario for head in heads for scenario in head["scenarios"]} - STEP_GOALS.keys() - scenarios.keys()
+    failed = [(each["scenario"], each["what"]) for each in records if each["kind"] == "failure"]
+    names = [f"{scenario}: all of it" for scenario in SCENARIOS if scenario in asked]
+    names += [
+        f"{scenario}: {what}, all of it"
+        for scenario, what in dict.fromkeys(failed)
+        if scenario in scenarios.keys() - STEP_GOALS.keys() - {"faults"}
+    ]
+    return [(name, None, "at_least", 1.0) for name in names]
 
 
 def goals(scenarios: Mapping[str, Mapping[str, Any]], asked: Mapping[str, Sequence[str]]) -> list[Goal]:

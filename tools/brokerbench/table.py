@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hive_qos.units import format_rate, format_size
+from tools.measure.reporting import failed
 
 Row: TypeAlias = tuple[str, Mapping[str, Any]]
 Column: TypeAlias = tuple[str, Callable[[Mapping[str, Any]], str]]
@@ -45,8 +46,7 @@ def print_report(console: Console, report: Mapping[str, Any]) -> None:
         text = f"Not tried: {untried['condition']}: {untried['why']}"
         console.print(text, style="yellow", markup=False, highlight=False)
     for failure in report["failures"]:
-        text = f"Failed: {failure['scenario']}: {failure['what']}: {failure['error']}"
-        console.print(text, style="red", markup=False, highlight=False)
+        console.print(failed(failure), style="red", markup=False, highlight=False)
     _print_goals(console, report["goals"])
 
 
@@ -60,6 +60,8 @@ def markdown(report: Mapping[str, Any]) -> str:
         lines.append("")
     for untried in report["not_tried"]:
         lines += [f"Not tried: {untried['condition']}: {untried['why']}", ""]
+    for failure in report["failures"]:
+        lines += [failed(failure), ""]
     lines += ["### Goals", "", "| | found | has to be | |", "|---|---:|---:|---|"]
     lines += [f"| {' | '.join(_goal(goal))} |" for goal in report["goals"]]
     return "\n".join([*lines, ""])

@@ -69,9 +69,10 @@ def _measure(names: Sequence[str], output: Path, settings: Settings, variants: M
 
 def _functions() -> Mapping[str, Callable[[Run, Budget], None]]:
     from tools.collectivesbench import training, urgent
-    from tools.collectivesbench.sweep import NETWORKS, sweep
+    from tools.collectivesbench.networks import SWEPT
+    from tools.collectivesbench.sweep import sweep
 
-    sweeps = {name: partial(sweep, scenario=name) for name in NETWORKS}
+    sweeps = {name: partial(sweep, scenario=name) for name in SWEPT}
     others = {urgent.URGENT: urgent.beside_a_large_one, training.FALLING: training.over_a_falling_link}
     return {**sweeps, **others, training.TRAINING: training.to_a_loss}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hive_qos.units import format_rate
@@ -91,6 +92,24 @@ def fallen(network: Network) -> Network:
     """The network when the last rank's link has fallen to a quarter."""
     *others, last = network.links_bits_per_s
     return replace(network, links_bits_per_s=(*others, last // 4))
+
+
+SWEPT: Mapping[str, Callable[[Sequence[int], Sequence[int]], Sequence[Network]]] = {
+    "lan": lambda worlds, offload_worlds: [
+        equal(world, offload=offload)
+        for world in worlds
+        for offload in (False, True)
+        if not offload or world in offload_worlds
+    ],
+    "uneven": lambda _worlds, _offload_worlds: [uneven()],
+    "sites": lambda _worlds, _offload_worlds: [two_sites()],
+    "host": lambda worlds, _offload_worlds: [one_host(world) for world in worlds],
+}
+"""Of each scenario that is a sweep, by numbers of ranks."""
+FALLING_TASK = "transformer"
+"""What is trained while a link falls."""
+TRAINED = {"lan": equal(4), "uneven": uneven(), "sites": two_sites()}
+"""What models are trained on, by the scenario whose network it is."""
 
 
 def lab_of(network: Network, *, congestion: str) -> Lab:

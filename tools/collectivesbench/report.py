@@ -50,7 +50,7 @@ def compute(head: Record, records: Sequence[Record]) -> dict[str, Any]:
         "run": head,
         "cells": cells,
         "curves": [_curve(key, record) for (key, _), record in curves.items()],
-        "goals": goals(cells),
+        "goals": goals(cells, head),
         "failures": [record for record in records if record["kind"] == "failure"],
     }
 

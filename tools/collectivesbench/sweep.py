@@ -62,20 +62,6 @@ class Run(Attempts):
         return contenders.competing(algorithms=algorithms, compressions=compressions, bbr=bbr)
 
 
-NETWORKS: Mapping[str, Callable[[Settings], Sequence[Network]]] = {
-    "lan": lambda settings: [
-        networks.equal(world, offload=offload)
-        for world in settings.worlds
-        for offload in (False, True)
-        if not offload or world in settings.offload_worlds
-    ],
-    "uneven": lambda _settings: [networks.uneven()],
-    "sites": lambda _settings: [networks.two_sites()],
-    "host": lambda settings: [networks.one_host(world) for world in settings.worlds],
-}
-"""Of each scenario that is a sweep."""
-
-
 def sweep(run: Run, budget: Budget, *, scenario: str) -> None:
     """Measure what the settings say of a scenario, on each of its networks: small payloads first, as far as time goes.
 
@@ -85,7 +71,8 @@ def sweep(run: Run, budget: Budget, *, scenario: str) -> None:
         (size, each) for one in run.settings.sweeps[scenario] for size in one.payload_bytes for each in one.operations
     ]
     cells = sorted(of_all, key=lambda cell: cell[0])  # stable: operations keep their order
-    for network, part in budget.parts(NETWORKS[scenario](run.settings), lambda network: network.ranks):
+    swept = networks.SWEPT[scenario](run.settings.worlds, run.settings.offload_worlds)
+    for network, part in budget.parts(swept, lambda network: network.ranks):
         if part.left_s() <= 0:
             run.leave_out(scenario, network.name, 0.0, part)
             continue

@@ -13,6 +13,7 @@ from hive_qos.units import format_size
 from tools.collectivesbench.contenders import GLOOS, HIVE
 from tools.collectivesbench.goals import BOUNDS
 from tools.collectivesbench.settings import KIB, MIB
+from tools.measure.reporting import failed
 
 Cell: TypeAlias = Mapping[str, Any]
 Rows: TypeAlias = list[list[str]]
@@ -51,8 +52,7 @@ def print_report(console: Console, report: Mapping[str, Any]) -> None:
             table.add_row(*row, style="bold" if row[2].startswith("hive") else None)
         console.print(table)
     for failure in report["failures"]:
-        text = f"Failed: {failure['scenario']}: {failure['contender']}: {failure['error']}"
-        console.print(text, style="red", markup=False, highlight=False)
+        console.print(failed(failure), style="red", markup=False, highlight=False)
 
 
 def markdown(report: Mapping[str, Any]) -> str:
@@ -61,7 +61,7 @@ def markdown(report: Mapping[str, Any]) -> str:
     for title, heads, rows in sections(report):
         lines += [f"### {title}", "", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
         lines += [f"| {' | '.join(row)} |" for row in rows] + [""]
-    return "\n".join(lines)
+    return "\n".join([*lines, *(f"- {failed(failure)}" for failure in report["failures"]), ""])
 
 
 def sections(report: Mapping[str, Any]) -> list[tuple[str, Sequence[str], Rows]]:

@@ -22,8 +22,7 @@ TRAINING, FALLING = "training", "falling"
 def to_a_loss(run: Run, budget: Budget) -> None:
     """Every contender trains every task with every seed, as far as time goes; the seed is the repetition."""
     settings = run.settings
-    known = {"lan": networks.equal(4), "uneven": networks.uneven(), "sites": networks.two_sites()}
-    for network, part in budget.parts([known[name] for name in settings.training_networks]):
+    for network, part in budget.parts([networks.TRAINED[name] for name in settings.training_networks]):
         with ExitStack() as stack:
             members = joined(run, stack, TRAINING, network, run.competing())
             took_s: dict[str, float] = {}
@@ -41,7 +40,7 @@ def over_a_falling_link(run: Run, budget: Budget) -> None:
     with ExitStack() as stack:
         members = joined(run, stack, FALLING, network, run.competing(bbr=False))
         for seed in range(settings.falls):
-            order = {"task": "transformer", "seed": seed, "loss": 0.0, "steps_max": 10**6}
+            order = {"task": networks.FALLING_TASK, "seed": seed, "loss": 0.0, "steps_max": 10**6}
             lasts_s = settings.before_fall_s + settings.after_fall_s
             order["seconds_max"] = lasts_s
             expected_s = len(members) * lasts_s if seed else 0.0

@@ -40,6 +40,12 @@ def fail(console: Console, text: str) -> NoReturn:
     raise typer.Exit(EXIT_FAILED)
 
 
+def failed(failure: Record) -> str:
+    """The line of a failure: of which scenario, who or what, and why."""
+    who = failure["contender"] if "contender" in failure else failure["what"]
+    return f"Failed: {failure['scenario']}: {who}: {' '.join(failure['error'].split())}"
+
+
 def progress_of(console: Console, *, seconds: float) -> Callable[[str], None]:
     """What says lines of what goes on, each with the time since now, of so many seconds."""
     begin_s = time.monotonic()

@@ -9,6 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from tools.measure.reporting import failed
 from tools.volatilebench.bounds import BY_NAME
 
 Cell: TypeAlias = Mapping[str, Any]
@@ -43,7 +44,7 @@ def markdown(report: Mapping[str, Any]) -> str:
 def missing(report: Mapping[str, Any]) -> list[str]:
     """What could not be measured, and why."""
     found = [f"Not here: {name}: integrations.volatile has no such class" for name in report["lacking"]]
-    return found + [f"Failed: {one['scenario']}: {one['contender']}: {one['error']}" for one in report["failures"]]
+    return found + list(map(failed, report["failures"]))
 
 
 def sections(report: Mapping[str, Any]) -> list[Section]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-HEAD: dict[str, Any] = {"kind": "run", "missing": {}, "settings": {}, "scenarios": [], "versions": {}}
+HEAD: dict[str, Any] = {"kind": "run", "missing": {}, "settings": {}, "scenarios": ["lan", "latency"], "versions": {}}
 
 
 def machine(*, seconds: float = 4.0, busy_s: float = 4.0, relay_s: float = 0.0) -> dict[str, Any]:

@@ -69,6 +69,12 @@ def test_goals_are_judged_and_what_was_not_measured_is_neither() -> None:
     assert goal(found, "loopback: of Gloo, ordinary packets")["passed"] is None
 
 
+def test_a_scenario_that_was_to_be_measured_and_failed_keeps_its_goals() -> None:
+    found = report.compute(records.HEAD, [row for row in a_run() if row["kind"] != "latency"])
+    lacking = [entry["passed"] for entry in found["goals"] if "beside bulk" in entry["name"]]
+    assert lacking == [None] * 12
+
+
 def test_failures_are_in_no_figure() -> None:
     rows = [*a_run(), {"kind": "failure", "scenario": "lan", "contender": "aioquic", "error": "no time was left"}]
     found = report.compute(records.HEAD, rows)
@@ -110,6 +116,12 @@ def test_the_document_has_the_tables_cells() -> None:
     native = next(line for line in lines if line.startswith("| 1 Gbit/s | native |"))
     assert native.endswith("| 0.98 |")  # of iperf3
     assert "842 Mbit/s (468 Mbit/s … 936 Mbit/s)" in native
+
+
+def test_the_document_says_who_was_missing_and_who_failed() -> None:
+    rows = [*a_run(), {"kind": "failure", "scenario": "lan", "contender": "aioquic", "error": "it\nhung"}]
+    lines = table.markdown(report.compute({**records.HEAD, "missing": {"iperf3": "not here"}}, rows)).splitlines()
+    assert lines[-2:] == ["- Not measured: iperf3: not here", "- Failed: lan: aioquic: it hung"]
 
 
 def test_every_scenario_has_a_title_and_a_picture(tmp_path: Path) -> None:

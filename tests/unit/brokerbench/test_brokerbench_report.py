@@ -89,6 +89,22 @@ def test_a_fault_that_was_not_brought_about_or_broke_down_is_a_goal_that_is_miss
     ]
 
 
+def test_what_failed_passes_no_goal_and_has_one_all_the_same() -> None:
+    head = {**records.HEAD, "scenarios": ["capacity", "jobs", "flows", "faults"]}
+    flows = {"kind": "block", "scenario": "flows", "condition": "4 flows", "flows": 4}
+    rows: list[dict[str, Any]] = [
+        {"kind": "failure", "scenario": "capacity", "what": "all", "error": "no namespaces"},
+        flows | {"daemon": [[0.0, 0.0, 10**6], [10.0, 0.1, 10**6]]},
+        {"kind": "failure", "scenario": "flows", "what": "200 flows", "error": "the daemon\ndoes not answer"},
+    ]
+    found = report.compute([head], rows)
+    lacking = [entry["name"] for entry in found["goals"] if entry["passed"] is None]
+    assert lacking == ["capacity: all of it", "jobs: all of it", "faults: all of it", "flows: 200 flows, all of it"]
+    lines = table.markdown(found).splitlines()
+    assert "Failed: flows: 200 flows: the daemon does not answer" in lines
+    assert "| capacity: all of it | - | ≥ 1 | not measured |" in lines
+
+
 def test_added_rounds_count_together_and_a_cut_off_line_does_not(tmp_path: Path) -> None:
     written(tmp_path, add=False, rows=[records.block("idle", 0.4)])
     written(tmp_path, add=True, rows=[records.block("idle", 0.4, round_number=1)])

@@ -11,7 +11,6 @@ from tools.collectivesbench import bounds, figures, networks, report
 from tools.collectivesbench.bounds import WIRE
 from tools.collectivesbench.contenders import competing, forced
 from tools.collectivesbench.settings import MIB, QUICK, Settings
-from tools.collectivesbench.sweep import NETWORKS
 
 
 def goal(found: dict[str, Any], part: str) -> dict[str, Any]:
@@ -97,9 +96,30 @@ def test_a_cell_of_one_turn_is_judged_by_no_goal_unless_another_misses_it() -> N
         assert (entry["turns"], entry["value"], entry["passed"]) == (turns, pytest.approx(value), passed)
 
 
+def test_what_was_to_be_measured_and_was_not_passes_no_goal_and_hides_none() -> None:
+    sweep = {"operations": ["all_reduce"], "payload_bytes": [MIB, 16 * MIB, 64 * MIB]}
+    settings = Settings(worlds=(2,), offload_worlds=()).as_record() | {"sweeps": {"lan": [sweep]}}
+    head = {**HEAD, "scenarios": ["lan", "urgent", "falling", "training"], "settings": settings}
+    rows = twice([record("hive", 0.2), record("gloo cubic", 0.3), record("gloo cubic", 1.0, size=64 * MIB)])
+    found = report.compute(head, rows)
+    entry = goal(found, "1 Gbit/s, 2 ranks, all_reduce of 16 to 64 MiB")
+    assert (entry["value"], entry["where"], entry["passed"]) == (None, "1 of 2 missing", None)
+    assert goal(found, "from 256 KiB: times Gloo")["where"] == "2 of 3 missing"
+    names = {entry["name"].split(" ")[0] for entry in found["goals"]}
+    assert names == set("123456") | {"7"}
+    assert [entry["name"] for entry in found["goals"] if entry["passed"]] == []
+    rows += twice([record("hive", 9.0, size=64 * MIB)])
+    assert goal(report.compute(head, rows), "1 Gbit/s, 2 ranks, all_reduce of 16 to 64 MiB")["passed"] is False
+
+
+def test_a_loss_that_no_seed_reaches_misses_its_goal() -> None:
+    rows = twice([trained(name, [1.0], reached=name != "hive") for name in ("hive", "gloo cubic")])
+    assert goal(report.compute(HEAD, rows), "the loss is reached")["passed"] is False
+
+
 def test_hosts_with_offload_are_a_network_of_their_own_with_the_same_goals() -> None:
     settings = Settings()
-    for network in NETWORKS["lan"](settings):
+    for network in networks.SWEPT["lan"](settings.worlds, settings.offload_worlds):
         assert network.offload is ("offload" in network.name)
         links = networks.lab_of(network, congestion="cubic").plan.links
         assert [link.spec.offload for link in links] == [network.offload] * network.ranks

@@ -60,6 +60,7 @@ def test_what_failed_is_printed(directory: Path) -> None:
     out = io.StringIO()
     table.print_report(Console(file=out, width=250), report.compute(*read(directory)))
     assert "Failed: lan: gloo bbr: [bench] it broke" in out.getvalue()
+    assert "- Failed: lan: gloo bbr: [bench] it broke" in table.markdown(report.compute(*read(directory))).splitlines()
 
 
 def test_an_unknown_scenario_and_a_folder_without_records_are_refused(tmp_path: Path) -> None:
