@@ -36,7 +36,8 @@ def bench(
     names = chosen(console, scenarios, SCENARIOS)
     settings = (QUICK if quick else Settings()).repeated(repetitions)
     measure = None if report_only else partial(_measure, names, output, settings)
-    measure_and_report(console, output, "tools.bench", measure=measure, in_lab=not LABLESS.issuperset(names))
+    in_lab = not LABLESS.issuperset(names)
+    measure_and_report(console, output, "tools.bench", measure=measure, in_lab=in_lab, plots=True)
 
 
 def _measure(names: list[str], output: Path, settings: Settings) -> None:

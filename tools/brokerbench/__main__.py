@@ -63,7 +63,7 @@ def bench(
         except (ConfigurationError, OSError, ValueError) as error:
             fail(console, str(error))
         measure = partial(_measure, names, output, settings, before=before, add=add)
-    measure_and_report(console, output, "tools.brokerbench", measure=measure, read=_read)
+    measure_and_report(console, output, "tools.brokerbench", measure=measure, plots=True, read=_read)
 
 
 def _read(output: Path) -> tuple[Sequence[Record], Sequence[Record]]:

@@ -13,5 +13,5 @@ same minute can be compared. It stands on `tools.bench` (processes, records, tur
     urgent      a small urgent all-reduce while a large one is under way
     training    models trained to a loss, and while a link falls
     figures     arithmetic on raw records, pure             goals       what has to be, beside what was found
-    report      figures, ratios and goals as JSON           table, plots    what a person sees
+    report      figures, ratios and goals as JSON           table       what a person sees
 """

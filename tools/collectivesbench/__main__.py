@@ -40,7 +40,7 @@ def bench(
     ] = "cpu",
     report_only: ReportOnly = False,
 ) -> None:
-    """Measure, print the tables, and leave records.jsonl, report.json, report.md and a plot for each scenario."""
+    """Measure, print the tables, and leave records.jsonl, report.json and report.md."""
     names = chosen(console, scenarios, SCENARIOS)
     settings = replace(QUICK if quick else Settings(), device=device).repeated(repetitions).within(minutes)
     variants = {

@@ -49,7 +49,6 @@ def compute(head: Record, records: Sequence[Record]) -> dict[str, Any]:
     return {
         "run": head,
         "cells": cells,
-        "curves": [_curve(key, record) for (key, _), record in curves.items()],
         "goals": goals(cells, head),
         "failures": [record for record in records if record["kind"] == "failure"],
     }
@@ -59,14 +58,6 @@ def _key(record: Record) -> Key:
     """What is trained stands for the operation of a training, which has no bytes."""
     operation = record["operation"] if record["kind"] == "collective" else record["task"]
     return Key(record["scenario"], record["case"], operation, record.get("bytes", 0), record["contender"])
-
-
-def _curve(key: Key, record: Record) -> dict[str, Any]:
-    """The loss over the seconds since the begin of a training."""
-    first = record["ranks"][0]
-    points = [(end_s - first["begin_s"], loss) for end_s, loss in first["curve"]]
-    fell_s = None if record["fell_s"] is None else record["fell_s"] - first["begin_s"]
-    return {**key._asdict(), "repetition": record["repetition"], "fell_s": fell_s, "points": points}
 
 
 def _cell(key: Key, turns: Turns) -> dict[str, Any]:

@@ -67,15 +67,17 @@ def measure_and_report(
     *,
     measure: Callable[[], None] | None,
     in_lab: bool = True,
+    plots: bool = False,
     read: Read = read,
 ) -> None:
     """Measure, and leave the report, also where Ctrl-C or SIGTERM ends the measuring; the command then ends with 130.
 
     Args:
-        package: the benchmark's. Its `report.compute` makes the report of what was read, `plots.draw` leaves the plots,
-            and `table` has the text and prints it.
+        package: the benchmark's. Its `report.compute` makes the report of what was read, `table` has the text and
+            prints it.
         measure: leaves the records; None where they are there already.
         in_lab: it needs the privilege of a lab.
+        plots: its `plots.draw` leaves some.
         read: gives what the report is made of; it raises OSError or ValueError where there is nothing.
     """
     interrupted = False
@@ -90,20 +92,20 @@ def measure_and_report(
         except KeyboardInterrupt:
             console.print("interrupted; everything is taken down, and what was measured is reported", style="yellow")
             interrupted = True
-    _leave_report(console, output, package, read)
+    _leave_report(console, output, package, plots, read)
     if interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
-def _leave_report(console: Console, output: Path, package: str, read: Read) -> None:
-    # Only now: matplotlib starts threads, and then no namespace can be entered.
-    report, plots, table = (importlib.import_module(f"{package}.{name}") for name in ("report", "plots", "table"))
+def _leave_report(console: Console, output: Path, package: str, plots: bool, read: Read) -> None:
+    report, table = (importlib.import_module(f"{package}.{name}") for name in ("report", "table"))
     try:
         found = report.compute(*read(output))
         (output / "report.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     except (OSError, ValueError) as error:
         fail(console, f"{output}: {error}")
-    plots.draw(found, output)
+    if plots:  # only now: matplotlib starts threads, and then no namespace can be entered
+        importlib.import_module(f"{package}.plots").draw(found, output)
     (output / "report.md").write_text(table.markdown(found), encoding="utf-8")
     table.print_report(console, found)
-    console.print(f"Report: {output}/report.json   Plots: {output}/*.png", highlight=False)
+    console.print(f"Report: {output}/report.json{f'   Plots: {output}/*.png' if plots else ''}", highlight=False)

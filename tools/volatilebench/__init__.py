@@ -12,5 +12,5 @@ stands on `tools.bench` (processes, records, turns), `tools.collectivesbench` (n
     joiner      a member fetches the state while storage floods
     programs/   the processes                   figures     arithmetic on raw records, pure
     goals       what has to be, beside what was found
-    report      figures and goals as JSON       table, plots    what a person sees
+    report      figures and goals as JSON       table       what a person sees
 """

@@ -34,7 +34,7 @@ def bench(
     seeds: Annotated[int | None, typer.Option(min=1, help="How often everything is trained.")] = None,
     report_only: ReportOnly = False,
 ) -> None:
-    """Measure, print the tables, and leave records.jsonl, report.json, report.md and plots."""
+    """Measure, print the tables, and leave records.jsonl, report.json and report.md."""
     names = chosen(console, scenarios, SCENARIOS)
     if workers is not None and workers % 2:
         fail(console, f"{workers} workers cannot be two equal sites")

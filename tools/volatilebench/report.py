@@ -24,24 +24,20 @@ class Key(NamedTuple):
 def compute(head: Record, records: Sequence[Record]) -> dict[str, Any]:
     """The report. Pure."""
     turns: dict[Key, list[dict[str, float]]] = {}
-    curves = []
     for record in records:
         if record["kind"] == "check":
             key = Key("checks", record["case"], "", record["contender"])
             turns.setdefault(key, []).append({"value": record["value"], "cpu_s": record["cpu_s"]})
-    for key, repetition, points, reference, record in _trainings(records):
+    for key, points, reference, record in _trainings(records):
         found = figures.beside(points, reference)
         cpu_s = sum(rank["cpu_s"] for rank in record["ranks"])
         turns.setdefault(key, []).append(found | {"cpu_s_per_step": cpu_s / figures.steps(record)})
-        curves.append({**key._asdict(), "repetition": repetition, "points": points})
     for key, values in (*_churn(records), *_joiner(records)):
         turns.setdefault(key, []).append(values)
     cells = [_cell(key, found) for key, found in turns.items()]
     return {
         "run": head,
         "cells": cells,
-        "curves": curves,
-        "timelines": [_timeline(record) for record in records if record["kind"] == "churn" and record["disturbed"]],
         "lacking": sorted({record["contender"] for record in records if record["kind"] == "lacking"}),
         "goals": goals(cells, scenarios=head["scenarios"], every=head["settings"]["every"]),
         "failures": [record for record in records if record["kind"] == "failure"],
@@ -58,7 +54,7 @@ def _cell(key: Key, turns: Sequence[Mapping[str, float]]) -> dict[str, Any]:
 
 def _trainings(
     records: Sequence[Record],
-) -> list[tuple[Key, int, list[figures.Point], list[figures.Point] | None, Record]]:
+) -> list[tuple[Key, list[figures.Point], list[figures.Point] | None, Record]]:
     """Each training with its curve, and with that of the reference of the same seed, if there is one."""
     curves: dict[tuple[Key, int], tuple[list[figures.Point], Record]] = {}
     for record in records:
@@ -71,7 +67,7 @@ def _trainings(
     found = []
     for (key, seed), (points, record) in curves.items():
         reference, _ = curves.get((key._replace(contender=REFERENCE.name), seed), (None, None))
-        found.append((key, seed, points, reference, record))
+        found.append((key, points, reference, record))
     return found
 
 
@@ -103,13 +99,3 @@ def _joiner(records: Sequence[Record]) -> list[tuple[Key, dict[str, float]]]:
             except ValueError:
                 continue
     return found
-
-
-def _timeline(record: Record) -> dict[str, Any]:
-    """Commits over time with their members, and the outages."""
-    return {
-        "contender": record["contender"],
-        "points": figures.timeline(record),
-        "outages": record["outages"],
-        "seconds": record["seconds"],
-    }

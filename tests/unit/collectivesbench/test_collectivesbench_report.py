@@ -1,4 +1,4 @@
-"""The report of a run from its file to tables and plots, and what the command refuses."""
+"""The report of a run from its file to tables, and what the command refuses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collectivesbench_records import HEAD, record, trained, urgent
 from rich.console import Console
 from typer.testing import CliRunner
 
-from tools.collectivesbench import networks, plots, report, table
+from tools.collectivesbench import networks, report, table
 from tools.collectivesbench.__main__ import app
 from tools.collectivesbench.settings import MIB
 from tools.measure.records import Writer, read
@@ -33,7 +33,7 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_report_is_strict_json_and_every_scenario_has_a_table_and_a_plot(directory: Path) -> None:
+def test_a_report_is_strict_json_and_every_scenario_has_a_table(directory: Path) -> None:
     found = report.compute(*read(directory))
     json.loads(json.dumps(found), parse_constant=pytest.fail)
     titles = [title for title, _, _ in table.sections(found)]
@@ -42,8 +42,6 @@ def test_a_report_is_strict_json_and_every_scenario_has_a_table_and_a_plot(direc
         *(table.TITLES[name] for name in ("lan", "urgent", "falling", "training", "host")),
         "Goals",
     ]
-    made = {path.name for path in plots.draw(found, directory)}
-    assert made == {"lan.png", "urgent.png", "falling.png", "training.png", "host.png"}
 
 
 def test_each_row_of_a_table_has_all_its_columns(directory: Path) -> None:
