@@ -73,11 +73,6 @@ class Crew:
         found: list[float] = self._register.ask(order, wait_s=START_S)["losses"]
         return found
 
-    def lacks(self, kinds: list[str]) -> list[str]:
-        """Which classes of `integrations.volatile` there are not."""
-        found: list[str] = self._register.ask({"do": "lacks", "kinds": kinds}, wait_s=START_S)["lacks"]
-        return found
-
     def close(self) -> None:
         """End all processes. Safe to repeat."""
         self._stack.close()

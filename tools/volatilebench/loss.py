@@ -35,17 +35,10 @@ def trained(run: Run, budget: Budget) -> None:
             run.guarded(LOSS, Algorithm(name="all")),
             crew_up(network, congestion=congestion, logs=run.logs) as crew,
         ):
-            algorithms = _there(run, crew)
+            algorithms = competing(settings.every)
             for seed in range(settings.seeds):
                 for task in settings.tasks:
                     _turn(run, crew, algorithms, name, task, seed, part)
-
-
-def _there(run: Run, crew: Crew) -> Sequence[Algorithm]:
-    found = competing(run.settings.every)
-    lacks = crew.lacks([one.kind for one in found])
-    run.lacking(LOSS, [one.name for one in found if one.kind in lacks])
-    return [one for one in found if one.kind not in lacks]
 
 
 def _turn(

@@ -38,7 +38,6 @@ def compute(head: Record, records: Sequence[Record]) -> dict[str, Any]:
     return {
         "run": head,
         "cells": cells,
-        "lacking": sorted({record["contender"] for record in records if record["kind"] == "lacking"}),
         "goals": goals(cells, scenarios=head["scenarios"], every=head["settings"]["every"]),
         "failures": [record for record in records if record["kind"] == "failure"],
     }

@@ -45,11 +45,6 @@ class Run(Attempts):
         self.write(scenario, NOBODY, kind="failure", error=f"left out: {what}: {why}")
         self.say(f"{scenario}: left out: {what}: {why}")
 
-    def lacking(self, scenario: str, names: Sequence[str]) -> None:
-        """Write down which algorithms `integrations.volatile` does not have."""
-        for name in names:
-            self.write(scenario, Algorithm(name=name), kind="lacking")
-
     def job(self, name: str) -> Path:
         """A new folder's path for a job, of its name."""
         return self.work / name.replace(" ", "-").replace("/", "-")

@@ -87,7 +87,6 @@ RECORDS: list[dict[str, Any]] = [
     churn([(float(t_s), 3 if 20 <= t_s < 40 else 4) for t_s in range(1, 101)], disturbed=True),
     block(storage=False, joining=False, steps_s=[0.5] * 5),
     block(storage=True, joining=True, steps_s=[0.5] * 4 + [1.0]),
-    {"kind": "lacking", "scenario": "loss", "contender": "NoLoCo"},
     {"kind": "failure", "scenario": "loss", "contender": "A2CiD2", "error": "[bench] it broke"},
 ]  # fmt: skip
 
@@ -223,7 +222,6 @@ def test_each_row_of_a_table_has_all_its_columns_and_what_is_missing_is_named(di
     assert "| two sites of two | transformer | DiLoCo | 1.1 |" in table.markdown(found)
     out = io.StringIO()
     table.print_report(Console(file=out, width=250), found)
-    assert "Not here: NoLoCo" in out.getvalue()
     assert "Failed: loss: A2CiD2: [bench] it broke" in out.getvalue()
 
 

@@ -19,7 +19,7 @@ from tools.bench.programs.conversation import Begun, Order, cpu_s, serve
 from tools.collectivesbench.programs.training import Task
 from tools.measure.sampler import parse_interfaces
 from tools.volatilebench.programs import stepper, tasks
-from tools.volatilebench.programs.trainings import Ddp, Training, Volatile, missing
+from tools.volatilebench.programs.trainings import Ddp, Training, Volatile
 from tools.volatilebench.settings import TOKENS
 from transport.volatile.steps import Committed
 
@@ -34,10 +34,6 @@ class Member:
         """Be the register of all jobs until the end; gives its port."""
         self._store = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)
         return {"port": self._store.port}
-
-    def lacks(self, order: Order, begun: Begun) -> Mapping[str, Any]:
-        """Which of `kinds` there are not."""
-        return {"lacks": [kind for kind in order["kinds"] if missing(kind)]}
 
     def train(self, order: Order, begun: Begun) -> Mapping[str, Any]:
         """Train; a line in `record` after each `every` steps, or after each meeting.
@@ -163,7 +159,6 @@ def main() -> None:
     serve(
         {
             "serve_register": member.serve_register,
-            "lacks": member.lacks,
             "train": member.train,
             "evaluate": member.evaluate,
             "steps": stepper.steps,

@@ -169,11 +169,6 @@ class Volatile:
         return found
 
 
-def missing(kind: str) -> bool:
-    """Whether `integrations.volatile` has no such algorithm."""
-    return bool(kind) and not hasattr(volatile, kind)
-
-
 def store_of(order: Mapping[str, Any]) -> PrefixStore:
     """The part of the crew's store that is a job's own."""
     host, port = order["store"]
