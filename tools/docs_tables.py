@@ -9,7 +9,6 @@ A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`; `TABL
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 import sys
@@ -216,11 +215,6 @@ def examples(text: str) -> list[str]:
     """The command lines of a command's help, which follow a line `\\b`."""
     parts = inspect.cleandoc(text).split("\b")
     return [line.strip() for line in parts[1].splitlines() if line.startswith("  ")] if len(parts) > 1 else []
-
-
-def _nodes(folder: Path, kind: Any) -> Iterator[Any]:
-    for path in sorted(folder.rglob("*.py")):
-        yield from (node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, kind))
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

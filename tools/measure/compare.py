@@ -1,7 +1,5 @@
 """Reports of several runs side by side, for what must not be pooled: figures of different sources.
 
-    python -m tools.measure.compare DIRECTORY DIRECTORY...    each with a report.json of any benchmark or of the demo
-
 Only what was measured within one run on one machine says much by itself: goals, and ratios to a contender of the same
 run. These are compared, and never absolute rates, which differ from day to day on a shared machine.
 
@@ -12,7 +10,6 @@ of the last run is worse than the worst of the first, and the medians differ by 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +20,6 @@ from rich.console import Console
 from rich.table import Table
 
 from tools.checkout import Checkout
-from tools.measure.reporting import console_of
 
 FILE = "report.json"
 REPETITIONS_MIN = 5
@@ -143,19 +139,3 @@ def _goals(report: Report) -> Iterator[tuple[str, Figure]]:
                     median=value, low=value, high=value, repetitions=1, higher_is_better="at_least" in goal, ours=True
                 ),
             )
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Compare the reports of directories; the exit code is 1 where the last is worse than the first."""
-    if len(arguments) < 2:
-        sys.exit("usage: python -m tools.measure.compare DIRECTORY DIRECTORY...")
-    try:
-        reports = [read_report(Path(directory)) for directory in arguments]
-    except (OSError, ValueError) as error:
-        sys.exit(str(error))
-    print_comparison(console_of(log_columns=150), reports)
-    return 1 if regressions(reports[0], reports[-1]) else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
