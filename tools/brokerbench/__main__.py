@@ -6,7 +6,7 @@ import dataclasses
 import platform
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,11 +15,8 @@ import typer
 
 from hive_qos import __version__
 from hive_qos.errors import ConfigurationError
-from tools.brokerbench.records import read, read_one
 from tools.brokerbench.settings import QUICK, SCENARIOS, VARIANTS, Settings
-from tools.checkout import read_checkout
-from tools.measure.compare import print_comparison
-from tools.measure.records import Record, Writer, head_of
+from tools.measure.records import Writer, head_of
 from tools.measure.reporting import Output, ReportOnly, chosen, console_of, fail, measure_and_report, say
 
 if TYPE_CHECKING:
@@ -38,13 +35,9 @@ def bench(
     variants: Annotated[str, typer.Option(help="Which take turns.")] = ",".join(VARIANTS),
     rounds: Annotated[int | None, typer.Option(help="Turns of the variants.")] = None,
     steps: Annotated[int | None, typer.Option(help="Of each variant in each round, settling ones included.")] = None,
-    add: Annotated[bool, typer.Option("--add", help="Add rounds to the records that are there.")] = False,
     engine: Annotated[str, typer.Option(help="Of the transport: auto, native or aioquic.")] = Settings().engine,
     busy: Annotated[bool, typer.Option("--busy", help="Ranks compute on a core, not asleep.")] = False,
     report_only: ReportOnly = False,
-    by_commit: Annotated[
-        bool, typer.Option("--by-commit", help="Show the records' versions side by side; measure nothing.")
-    ] = False,
 ) -> None:
     """Measure, print the tables, and leave records.jsonl, report.json, report.md and a plot for each scenario.
 
@@ -52,35 +45,14 @@ def bench(
     remote and inbound, 12 for fresh, 10 for capacity and jobs, 2 to 6 for the others. A scenario that is not done after
     40 minutes ends, and the next one begins; the report says what is missing. With --quick everything takes 27 minutes.
     """
-    if by_commit:
-        _side_by_side(output)
-        return
     names, measure = chosen(console, scenarios, SCENARIOS), None
     if not report_only:
         try:
             settings = _settings(quick=quick, variants=variants, rounds=rounds, steps=steps, engine=engine, busy=busy)
-            before = _rounds_to_add_to(output) if add else []
-        except (ConfigurationError, OSError, ValueError) as error:
+        except ConfigurationError as error:
             fail(console, str(error))
-        measure = partial(_measure, names, output, settings, before=before, add=add)
-    measure_and_report(console, output, "tools.brokerbench", measure=measure, plots=True, read=_read)
-
-
-def _read(output: Path) -> tuple[Sequence[Record], Sequence[Record]]:
-    pool = read_one(output)
-    return pool.heads, pool.records
-
-
-def _rounds_to_add_to(output: Path) -> Sequence[Record]:
-    """The records that this run's rounds can be pooled with.
-
-    Raises:
-        OSError, ValueError: there are none; the text says why.
-    """
-    pool, now = read_one(output), read_checkout()
-    if not now.reproducible or pool.checkout != now:
-        raise ValueError(f"--add pools runs of one clean commit: {output} has {pool.checkout}, and this is {now}")
-    return pool.records
+        measure = partial(_measure, names, output, settings)
+    measure_and_report(console, output, "tools.brokerbench", measure=measure, plots=True)
 
 
 def _settings(
@@ -97,17 +69,17 @@ def _settings(
     return settings
 
 
-def _measure(names: list[str], output: Path, settings: Settings, *, before: Sequence[Record], add: bool) -> None:
+def _measure(names: list[str], output: Path, settings: Settings) -> None:
     from tools.brokerbench.run import Run  # the lab among what it imports, which wants the privilege
 
     functions = _functions()
     versions = {"hive-qos": __version__, "python": platform.python_version()}
-    writer = Writer(output, add=add)
+    writer = Writer(output)
     begin_s = time.monotonic()
     writer.write(head_of(settings=settings.as_record(), scenarios=names, versions=versions))
     try:
         with console.status("") as status:
-            run = Run(settings, writer, before=before, say=partial(say, console), show=status.update)
+            run = Run(settings, writer, say=partial(say, console), show=status.update)
             for name in names:
                 say(console, f"{name} ({time.monotonic() - begin_s:.0f} s so far)")
                 run.begin()
@@ -133,16 +105,6 @@ def _functions() -> Mapping[str, Callable[[Run], None]]:
         "faults": faults.measure,
         "hold": holding.measure,
     }
-
-
-def _side_by_side(output: Path) -> None:
-    from tools.brokerbench import report
-
-    try:
-        pools = read(output)
-    except (OSError, ValueError) as error:
-        fail(console, str(error))
-    print_comparison(console, [report.compute(pool.heads, pool.records) for pool in pools])
 
 
 if __name__ == "__main__":

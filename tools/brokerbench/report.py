@@ -46,7 +46,7 @@ ALL = "all"
 """What the names of failures begin with that are of no fault alone, but of a whole stage or scenario."""
 
 
-def compute(heads: Sequence[Record], records: Sequence[Record]) -> dict[str, Any]:
+def compute(head: Record, records: Sequence[Record]) -> dict[str, Any]:
     """The report. Pure."""
     scenarios = {}
     for scenario in SCENARIOS:
@@ -54,8 +54,7 @@ def compute(heads: Sequence[Record], records: Sequence[Record]) -> dict[str, Any
         if blocks:
             scenarios[scenario] = dict(FIGURES[scenario](blocks))
     return {
-        "schema": 1,
-        "runs": list(heads),
+        "run": head,
         "scenarios": scenarios,
         "goals": [
             {
@@ -65,9 +64,9 @@ def compute(heads: Sequence[Record], records: Sequence[Record]) -> dict[str, Any
                 "passed": None if value is None else (value >= bound if side == "at_least" else value <= bound),
             }
             for name, value, side, bound in (
-                *goals(scenarios, _conditions(heads)),
+                *goals(scenarios, _conditions(head)),
                 *_tried(scenarios, records),
-                *_missing(scenarios, heads, records),
+                *_missing(scenarios, head, records),
             )
         ],
         "not_tried": [record for record in records if record["kind"] == "not-tried"],
@@ -75,13 +74,9 @@ def compute(heads: Sequence[Record], records: Sequence[Record]) -> dict[str, Any
     }
 
 
-def _conditions(heads: Sequence[Record]) -> dict[str, list[str]]:
-    """The conditions that were to be measured of each scenario of training, in any of the runs."""
-    asked: dict[str, list[str]] = {}
-    for head in heads:
-        for scenario in STEP_GOALS.keys() & head["scenarios"]:
-            asked.setdefault(scenario, []).extend([IDLE, *head["settings"].get("variants", ())])
-    return asked
+def _conditions(head: Record) -> dict[str, list[str]]:
+    """The conditions that were to be measured of each scenario of training."""
+    return {name: [IDLE, *head["settings"].get("variants", ())] for name in STEP_GOALS.keys() & head["scenarios"]}
 
 
 def _tried(scenarios: Mapping[str, Mapping[str, Any]], records: Sequence[Record]) -> list[Goal]:
@@ -98,14 +93,12 @@ def _tried(scenarios: Mapping[str, Mapping[str, Any]], records: Sequence[Record]
     ]
 
 
-def _missing(
-    scenarios: Mapping[str, Mapping[str, Any]], heads: Sequence[Record], records: Sequence[Record]
-) -> list[Goal]:
+def _missing(scenarios: Mapping[str, Mapping[str, Any]], head: Record, records: Sequence[Record]) -> list[Goal]:
     """What was to be measured: scenarios of which nothing was, and what failed of the others.
 
     Training's scenarios have their steps as a goal, and each fault has been tried or not.
     """
-    asked = {scenario for head in heads for scenario in head["scenarios"]} - STEP_GOALS.keys() - scenarios.keys()
+    asked = set(head["scenarios"]) - STEP_GOALS.keys() - scenarios.keys()
     failed = [(each["scenario"], each["what"]) for each in records if each["kind"] == "failure"]
     names = [f"{scenario}: all of it" for scenario in SCENARIOS if scenario in asked]
     names += [

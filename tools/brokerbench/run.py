@@ -12,7 +12,7 @@ from hive_qos.errors import HiveError
 from tools.brokerbench import decisions
 from tools.brokerbench.settings import Settings
 from tools.brokerbench.stage import Stage
-from tools.measure.records import Record, Writer
+from tools.measure.records import Writer
 
 
 def turned(names: Sequence[str], number: int) -> tuple[str, ...]:
@@ -25,7 +25,6 @@ class Run:
     """One run.
 
     Args:
-        before: records that are there already; rounds are counted on from theirs.
         say: print a line. show: show how far a long block is.
     """
 
@@ -34,12 +33,10 @@ class Run:
         settings: Settings,
         writer: Writer,
         *,
-        before: Sequence[Record],
         say: Callable[[str], None],
         show: Callable[[str], None],
     ) -> None:
         self.settings, self.writer, self.say, self.show = settings, writer, say, show
-        self._before = before
         self._due_s = time.monotonic()
 
     def begin(self) -> None:
@@ -49,11 +46,6 @@ class Run:
     def write(self, kind: str, scenario: str, **fields: Any) -> None:
         """Write one record."""
         self.writer.write({"kind": kind, "scenario": scenario, **fields})
-
-    def rounds(self, scenario: str, count: int) -> range:
-        """Numbers of the rounds of this run."""
-        first = 1 + max((int(r.get("round", 0)) for r in self._before if r["scenario"] == scenario), default=-1)
-        return range(first, first + count)
 
     @property
     def in_time(self) -> bool:

@@ -1,4 +1,4 @@
-"""Reports of several runs side by side, for what must not be pooled: figures of different sources.
+"""Reports of several runs side by side: figures of different sources.
 
 Only what was measured within one run on one machine says much by itself: goals, and ratios to a contender of the same
 run. These are compared, and never absolute rates, which differ from day to day on a shared machine.
@@ -71,9 +71,8 @@ def regressions(first: Report, last: Report) -> list[str]:
 
 
 def checkout_of(report: Report) -> Checkout:
-    """The sources that a report's run measured; of several runs in one report, the sources that all of them share."""
-    heads = [report["run"]] if "run" in report else report.get("runs", [report])
-    return Checkout.from_record(heads[0]["versions"])
+    """The sources that a report's run measured."""
+    return Checkout.from_record(report["run"]["versions"])
 
 
 def print_comparison(console: Console, reports: Sequence[Report]) -> None:

@@ -35,16 +35,12 @@ def head_of(
 
 
 class Writer:
-    """Appends records to a file.
+    """Appends records to a new file."""
 
-    Args:
-        add: keep what is there.
-    """
-
-    def __init__(self, directory: Path, *, add: bool = False) -> None:
+    def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
-        self._file = (directory / FILE).open("a" if add else "w", encoding="utf-8")
+        self._file = (directory / FILE).open("w", encoding="utf-8")
 
     def write(self, record: Record) -> None:
         """Append one, at once: a run that dies keeps what it had."""
@@ -75,14 +71,14 @@ def recorded(output: Path, head: Record) -> Iterator[tuple[Writer, Path]]:
 
 
 def read(directory: Path) -> tuple[Record, list[Record]]:
-    """The head and the measurements of a run.
+    """The head and the measurements of a run. A last line that was cut off is left out.
 
     Raises:
         OSError: there is no such file.
         ValueError: it is not one of ours.
     """
-    lines = (directory / FILE).read_text(encoding="utf-8").splitlines()
-    records = [json.loads(line) for line in lines if line]
+    lines = (directory / FILE).read_text(encoding="utf-8").splitlines(keepends=True)
+    records = [json.loads(line) for line in lines if line.endswith("\n")]
     if not records or records[0].get("kind") != HEAD:
         raise ValueError(f"{directory / FILE} does not begin with a record of the run")
     return records[0], records[1:]

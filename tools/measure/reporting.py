@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeAlias
+from typing import Annotated, NoReturn, TypeAlias
 
 import typer
 from rich.console import Console
@@ -18,7 +18,6 @@ from tools.measure.surroundings import terminated_like_interrupted
 
 EXIT_FAILED, EXIT_INTERRUPTED = 2, 130
 
-Read: TypeAlias = Callable[[Path], tuple[Any, Sequence[Record]]]
 Output: TypeAlias = Annotated[Path, typer.Option(help="Where records, report and plots go.")]
 ReportOnly: TypeAlias = Annotated[bool, typer.Option("--report-only", help="Compute from the records that are there.")]
 
@@ -68,7 +67,6 @@ def measure_and_report(
     measure: Callable[[], None] | None,
     in_lab: bool = True,
     plots: bool = False,
-    read: Read = read,
 ) -> None:
     """Measure, and leave the report, also where Ctrl-C or SIGTERM ends the measuring; the command then ends with 130.
 
@@ -78,7 +76,6 @@ def measure_and_report(
         measure: leaves the records; None where they are there already.
         in_lab: it needs the privilege of a lab.
         plots: its `plots.draw` leaves some.
-        read: gives what the report is made of; it raises OSError or ValueError where there is nothing.
     """
     interrupted = False
     if measure is not None:
@@ -92,12 +89,12 @@ def measure_and_report(
         except KeyboardInterrupt:
             console.print("interrupted; everything is taken down, and what was measured is reported", style="yellow")
             interrupted = True
-    _leave_report(console, output, package, plots, read)
+    _leave_report(console, output, package, plots=plots)
     if interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
-def _leave_report(console: Console, output: Path, package: str, plots: bool, read: Read) -> None:
+def _leave_report(console: Console, output: Path, package: str, *, plots: bool) -> None:
     report, table = (importlib.import_module(f"{package}.{name}") for name in ("report", "table"))
     try:
         found = report.compute(*read(output))

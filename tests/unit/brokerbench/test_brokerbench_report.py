@@ -1,10 +1,9 @@
-"""The broker's benchmark: its report from raw records, alone and over several runs."""
+"""The broker's benchmark: its report from raw records."""
 
 from __future__ import annotations
 
 import io
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,12 @@ from typer.testing import CliRunner
 
 from tools.brokerbench import plots, report, table
 from tools.brokerbench.__main__ import app
-from tools.brokerbench.records import read, read_one
-from tools.measure.records import Writer
+from tools.measure.records import Writer, read
 
 
-def written(directory: Path, *, add: bool, rows: list[dict[str, Any]], **versions: object) -> None:
-    writer = Writer(directory, add=add)
-    head = {**records.HEAD, "versions": {**records.HEAD["versions"], **versions}}
-    for row in [head, *rows]:
+def written(directory: Path, *, rows: list[dict[str, Any]]) -> None:
+    writer = Writer(directory)
+    for row in [records.HEAD, *rows]:
         writer.write(row)
     writer.close()
 
@@ -43,7 +40,7 @@ def test_goals_are_judged_by_our_own_variant(tmp_path: Path) -> None:
         records.block("none", 0.8, storage_bytes_per_s=7.2e6),
         records.block("brokered", 0.41, storage_bytes_per_s=6e6),
     ]
-    written(tmp_path, add=False, rows=rows)
+    written(tmp_path, rows=rows)
     found = reported(tmp_path)
     assert goal(found, "sender: step of idle, median")["value"] == pytest.approx(1.025)
     assert goal(found, "sender: step of idle, median")["passed"] is True
@@ -52,7 +49,7 @@ def test_goals_are_judged_by_our_own_variant(tmp_path: Path) -> None:
 
 
 def test_what_was_not_measured_is_not_passed(tmp_path: Path) -> None:
-    written(tmp_path, add=False, rows=[records.block("idle", 0.4)])
+    written(tmp_path, rows=[records.block("idle", 0.4)])
     found = reported(tmp_path)
     assert goal(found, "sender: step of idle, median")["passed"] is None
 
@@ -62,7 +59,7 @@ def test_a_run_of_too_few_steps_says_so_of_each_condition_also_of_one_that_was_n
     rows = [records.block("idle", 0.4, steps=202, settling=2), records.block("none", 0.8, steps=201, settling=2)]
     counted = {
         entry["name"]: (entry["value"], entry["at_least"], entry["passed"])
-        for entry in report.compute([head], rows)["goals"]
+        for entry in report.compute(head, rows)["goals"]
         if "steps counted" in entry["name"]
     }
     assert counted == {
@@ -82,7 +79,11 @@ def test_a_fault_that_was_not_brought_about_or_broke_down_is_a_goal_that_is_miss
         {"kind": "failure", "scenario": "faults", "what": "all at the sender", "error": "no stage"},
         {"kind": "failure", "scenario": "faults", "what": "all", "error": "no namespaces"},
     ]
-    found = [entry for entry in report.compute([], untried)["goals"] if entry["name"].endswith("tried")]
+    found = [
+        entry
+        for entry in report.compute({**records.HEAD, "scenarios": []}, untried)["goals"]
+        if entry["name"].endswith("tried")
+    ]
     assert [(entry["name"], entry["passed"]) for entry in found] == [
         ("ingress device deleted: tried", False),
         ("disk full: tried", False),
@@ -97,7 +98,7 @@ def test_what_failed_passes_no_goal_and_has_one_all_the_same() -> None:
         flows | {"daemon": [[0.0, 0.0, 10**6], [10.0, 0.1, 10**6]]},
         {"kind": "failure", "scenario": "flows", "what": "200 flows", "error": "the daemon\ndoes not answer"},
     ]
-    found = report.compute([head], rows)
+    found = report.compute(head, rows)
     lacking = [entry["name"] for entry in found["goals"] if entry["passed"] is None]
     assert lacking == ["capacity: all of it", "jobs: all of it", "faults: all of it", "flows: 200 flows, all of it"]
     lines = table.markdown(found).splitlines()
@@ -105,54 +106,11 @@ def test_what_failed_passes_no_goal_and_has_one_all_the_same() -> None:
     assert "| capacity: all of it | - | ≥ 1 | not measured |" in lines
 
 
-def test_added_rounds_count_together_and_a_cut_off_line_does_not(tmp_path: Path) -> None:
-    written(tmp_path, add=False, rows=[records.block("idle", 0.4)])
-    written(tmp_path, add=True, rows=[records.block("idle", 0.4, round_number=1)])
+def test_a_line_that_was_cut_off_does_not_count(tmp_path: Path) -> None:
+    written(tmp_path, rows=[records.block("idle", 0.4), records.block("idle", 0.4, round_number=1)])
     with (tmp_path / "records.jsonl").open("a") as file:
         file.write('{"kind": "blo')
-    (pool,) = read(tmp_path)
-    assert len(pool.heads) == 2
-    assert [row["round"] for row in pool.records] == [0, 1]
     assert reported(tmp_path)["scenarios"]["sender"]["idle"]["rounds"] == 2
-
-
-@pytest.mark.parametrize(
-    "versions", [{"commit": "ba9876543210"}, {"dirty": True}, {"commit": None}], ids=["another", "changed", "unknown"]
-)
-def test_runs_of_different_sources_are_not_pooled(tmp_path: Path, versions: dict[str, object]) -> None:
-    written(tmp_path, add=False, rows=[records.block("idle", 0.4)], **versions)
-    written(tmp_path, add=True, rows=[records.block("idle", 0.8, round_number=1)])
-    with pytest.raises(ValueError, match=r"not pooled \(.*, 0123456789ab\); --by-commit"):
-        read_one(tmp_path)
-    assert [len(pool.records) for pool in read(tmp_path)] == [1, 1]
-
-
-def test_two_runs_with_uncommitted_changes_are_not_pooled_for_nobody_knows_whether_they_are_alike(
-    tmp_path: Path,
-) -> None:
-    for add in (False, True):
-        written(tmp_path, add=add, rows=[records.block("idle", 0.4)], dirty=True)
-    assert len(read(tmp_path)) == 2
-
-
-def test_by_commit_shows_each_version_beside_the_other(tmp_path: Path) -> None:
-    blocks = [records.block("idle", 0.4), records.block("brokered", 0.4, storage_bytes_per_s=6e6)]
-    written(tmp_path, add=False, rows=blocks)
-    written(tmp_path, add=True, rows=[blocks[0], records.block("brokered", 0.6)], commit="ba9876543210")
-    done = CliRunner().invoke(app, ["--by-commit", "--output", str(tmp_path)])
-    assert done.exit_code == 0
-    assert re.search(r"0123456789ab +ba9876543210", done.output)
-    assert re.search(r"sender: step of idle, median +1 +1\.5 +1\.50", done.output)
-
-
-@pytest.mark.parametrize("commit", ["ba9876543210", None])
-def test_rounds_are_not_added_to_records_of_other_sources(tmp_path: Path, commit: str | None) -> None:
-    written(tmp_path, add=False, rows=[records.block("idle", 0.4)], commit=commit)
-    before = (tmp_path / "records.jsonl").read_text()
-    done = CliRunner().invoke(app, ["sender", "--add", "--output", str(tmp_path)])
-    assert done.exit_code == 2
-    assert "--add pools runs of one clean commit" in done.output
-    assert (tmp_path / "records.jsonl").read_text() == before
 
 
 def test_records_of_something_else_are_refused(tmp_path: Path) -> None:
@@ -164,7 +122,7 @@ def test_records_of_something_else_are_refused(tmp_path: Path) -> None:
 def test_tables_and_plots_show_every_condition_and_what_failed(tmp_path: Path) -> None:
     rows = [records.block(name, 0.4, storage_bytes_per_s=6e6) for name in ("idle", "none", "brokered")]
     rows.append({"kind": "failure", "scenario": "sender", "what": "quiet", "error": "no [time] was left"})
-    written(tmp_path, add=False, rows=rows)
+    written(tmp_path, rows=rows)
     found = reported(tmp_path)
     out = io.StringIO()
     table.print_report(Console(file=out, width=170), found)

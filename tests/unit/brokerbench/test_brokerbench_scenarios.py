@@ -27,6 +27,7 @@ from tools.measure import fixed_inbound
 from tools.measure.records import Writer
 
 MBIT = 1_000_000
+HEAD: dict[str, Any] = {"scenarios": [], "settings": {}}
 
 
 def sample(t_s: float, counted: float) -> dict[str, Any]:
@@ -93,7 +94,7 @@ def test_a_round_that_never_follows_misses_the_goal() -> None:
     ]
     for record in records:
         record["kind"] = "block"
-    found = report.compute([], records)
+    found = report.compute(HEAD, records)
     goals = {goal["name"]: goal for goal in found["goals"]}
     assert found["scenarios"]["capacity"]["brokered"]["fall_s"]["missed"] == 1
     assert goals["capacity: a fall is followed, s"]["passed"] is False
@@ -115,7 +116,7 @@ def inbound(condition: str, step_s: float, ticks: list[tuple[float, int]]) -> di
 def test_the_way_in_is_followed_by_the_receiver_and_steps_are_compared_part_by_part() -> None:
     followed = every_tick((0, 95), (21.0, 28), (43.0, 66))
     records = [inbound("idle", 0.5, []), inbound("brokered", 0.6, followed), inbound("brokered, IFB", 0.9, followed)]
-    report_ = report.compute([], records)
+    report_ = report.compute(HEAD, records)
     found = report_["scenarios"]["inbound"]
     assert found["idle"]["fall_s"] is None
     assert (found["brokered"]["fall_s"]["median"], found["brokered"]["rise_s"]["median"]) == (
@@ -155,7 +156,7 @@ def start(number: int, flooded_s: float, *, last_s: float, stored_bytes_per_s: f
 def test_every_fresh_start_is_judged_by_itself() -> None:
     good = start(0, 0.5, last_s=0.5, stored_bytes_per_s=0.9 * 7.125e6 * 1448 / 1514)
     bad = start(1, 0.7, last_s=2.0, stored_bytes_per_s=0.5 * 7.125e6 * 1448 / 1514)
-    found = report.compute([], [good, bad])
+    found = report.compute(HEAD, [good, bad])
     one, other = found["scenarios"]["fresh"].values()
     assert (one["of_idle"], one["p95"], one["steps"]) == (1.0, 1.0, 28)
     assert one["storage_of_left"] == pytest.approx(0.9, rel=0.01), "of 97 Mbit/s less 40"
@@ -170,7 +171,7 @@ def test_every_fresh_start_is_judged_by_itself() -> None:
 def test_a_start_in_whose_flood_no_step_ends_misses_every_bound() -> None:
     hangs = start(0, 0.5, last_s=0.5, stored_bytes_per_s=5e6)
     hangs["steps"]["training"] = hangs["steps"]["training"][:28]
-    goals = {goal["name"]: goal["passed"] for goal in report.compute([], [hangs])["goals"]}
+    goals = {goal["name"]: goal["passed"] for goal in report.compute(HEAD, [hangs])["goals"]}
     assert goals["fresh, each of 1 starts: step of idle, median"] is False
 
 
@@ -195,7 +196,7 @@ def test_a_scenario_that_takes_too_long_leaves_those_after_it_their_time(
     now_s = 100.0
     monkeypatch.setattr("tools.brokerbench.run.time.monotonic", lambda: now_s)
     settings = Settings(scenario_seconds_max=60.0)
-    run = Run(settings, Writer(tmp_path, add=False), before=[], say=print, show=print)
+    run = Run(settings, Writer(tmp_path), say=print, show=print)
     for _ in range(2):
         run.begin()
         now_s += 59.0
@@ -234,7 +235,7 @@ def test_where_a_stage_of_faults_fails_each_of_its_faults_that_has_not_ended_is_
 
     monkeypatch.setattr(faults, "Stage", Falling)
     monkeypatch.setattr(faults, "_block", block)
-    run = Run(Settings(), Writer(tmp_path, add=False), before=[], say=print, show=print)
+    run = Run(Settings(), Writer(tmp_path), say=print, show=print)
     written: list[dict[str, Any]] = []
     monkeypatch.setattr(run.writer, "write", written.append)
     run.begin()
@@ -293,7 +294,7 @@ class Entered:
 
 def killed_in_a_hold(directory: Path, monkeypatch: pytest.MonkeyPatch, stage: Entered) -> dict[str, Any]:
     """What a block writes down."""
-    run = Run(Settings(), Writer(directory, add=False), before=[], say=print, show=print)
+    run = Run(Settings(), Writer(directory), say=print, show=print)
     written: list[dict[str, Any]] = []
     monkeypatch.setattr(run.writer, "write", written.append)
     monkeypatch.setattr(faults, "HOLD_WITHIN_S", 0.0)
@@ -457,7 +458,7 @@ def test_a_hold_takes_from_the_announcement_to_the_kernel_less_the_way() -> None
 def test_of_a_hundred_holds_that_are_asked_for_one_may_be_missed(made: int, passed: bool) -> None:
     record = held([(n + 1.008, 0x320) for n in range(made)]) | {"scenario": "hold", "kind": "block", "end_s": 101.0}
     record["steps"] = {"training": [step(1, n, n + 1.0, n + 1.5) for n in range(100)]}
-    goals = {goal["name"]: goal for goal in report.compute([], [record])["goals"]}
+    goals = {goal["name"]: goal for goal in report.compute(HEAD, [record])["goals"]}
     assert goals["hold: made, of those asked for"]["passed"] is passed
 
 

@@ -26,7 +26,7 @@ def measure(run: Run) -> None:
     with Stage(
         scene, settings, jobs=[job], on_step=run.shows_steps(SCENARIO), watch=("a", scene.target_address)
     ) as stage:
-        for number in run.rounds(SCENARIO, settings.capacity_rounds):
+        for number in range(settings.capacity_rounds):
             for condition in turned(settings.variants, number):
                 if not run.in_time:
                     run.write("failure", SCENARIO, what=condition, error="no time was left")

@@ -55,7 +55,7 @@ def measure(run: Run) -> None:
             "block",
             SCENARIO,
             condition="brokered",
-            round=run.rounds(SCENARIO, 1)[0],
+            round=0,
             first_s=first_s,
             begin_s=begin_s,
             end_s=end_s,

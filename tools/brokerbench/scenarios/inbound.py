@@ -33,7 +33,7 @@ def measure(run: Run) -> None:
         scene, settings, jobs=[job], on_step=run.shows_steps(SCENARIO), watch=("b", scene.lab["r"].address_on("b"))
     ) as stage:
         crossed = ("b", stage.lab["b"].interface, scenes.RECEIVED)
-        for number in run.rounds(SCENARIO, settings.capacity_rounds):
+        for number in range(settings.capacity_rounds):
             for condition in turned(conditions(settings), number):
                 if not run.in_time:
                     run.write("failure", SCENARIO, what=condition, error="no time was left")

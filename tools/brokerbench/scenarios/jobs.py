@@ -35,7 +35,7 @@ def measure(run: Run) -> None:
         run.show(f"{SCENARIO}: {name}: step {record['step']:4d}  {record['step_s']:.2f} s")
 
     with Stage(scene, settings, jobs=jobs, on_step=on_step) as stage:
-        for number in run.rounds(SCENARIO, settings.jobs_rounds):
+        for number in range(settings.jobs_rounds):
             for condition in turned(settings.variants, number):
                 if not run.in_time:
                     run.write("failure", SCENARIO, what=condition, error="no time was left")

@@ -33,7 +33,7 @@ def measure(run: Run, scenario: str) -> None:
     job = Job(name=JOB, compute_s=settings.compute_s, payload_bytes=payload_bytes(settings, scene.rate_bits_per_s))
 
     with Stage(scene, settings, jobs=[job], on_step=run.shows_steps(scenario)) as stage:
-        for number in run.rounds(scenario, settings.rounds):
+        for number in range(settings.rounds):
             for condition in turned(settings.conditions, number):
                 if not run.in_time:
                     run.write("failure", scenario, what=condition, error="no time was left")
