@@ -38,11 +38,6 @@ class Checkout:
         """Give the two entries of a record's versions."""
         return {"commit": self.commit, "dirty": self.dirty}
 
-    @property
-    def reproducible(self) -> bool:
-        """Whether the record names exactly the sources that ran: two such runs of one commit ran the same."""
-        return self.commit is not None and not self.dirty
-
     def __str__(self) -> str:
         if self.commit is None:
             return "an unknown commit"
