@@ -34,7 +34,7 @@ from transport.collectives.reduce_op import ReduceOp
 from transport.group import Group
 from transport.settings import Settings
 from transport.volatile import departure
-from transport.volatile.control import Control
+from transport.volatile.control import TELL_S, Control
 from transport.volatile.following import ApplyResult, Follower
 from transport.volatile.membership.joining import JobOverError
 from transport.volatile.protocol.hand_over import ASK_S, STAY_S
@@ -56,6 +56,7 @@ JOIN_S = STEP_S
 AGAIN_S = 1.0
 """Before a member that could not join again tries to: so long a link may take to come back, of a machine that slept."""
 LEAVE_S = 1.0
+"""On a signal, `TELL_S` of it to tell the others: service managers and clouds kill some seconds after theirs."""
 
 
 class VolatileGroup:
@@ -355,22 +356,28 @@ class VolatileGroup:
         Call it between two steps. Where somebody learns, or was late for the last step, and nobody else will have what
         that one needs, this member stays for it, `STAY_S` at most.
         """
-        give_up_s, said = time.monotonic() + STAY_S, False
         try:
-            while time.monotonic() < give_up_s and (needed_by := self._control.needed_by()):
-                if not said:
-                    _log.info("%s stays for %s, %.0f s at most", self.member, ", ".join(needed_by), STAY_S)
-                said = True
-                self._control.wait_between_steps(idle=True)
-                self._follower.give_state()
-                time.sleep(ASK_S)
+            self._stay(STAY_S, between_steps=self._follower.give_state)
         finally:
             self._go()
+
+    def _stay(self, stay_s: float, *, between_steps: Callable[[], object] = lambda: None) -> None:
+        """For so long at most, while somebody needs what nobody else will have."""
+        give_up_s, said = time.monotonic() + stay_s, False
+        while time.monotonic() < give_up_s and (needed_by := self._control.needed_by()):
+            if not said:
+                _log.info("%s stays for %s, %g s at most", self.member, ", ".join(needed_by), stay_s)
+            said = True
+            self._control.wait_between_steps(idle=True)
+            between_steps()
+            time.sleep(min(ASK_S, max(give_up_s - time.monotonic(), 0.0)))
 
     def leave_on(self, number: signal.Signals = signal.SIGTERM, *, at: str = "", schedule: str = "") -> None:
         """From now on that signal lets this process leave, whatever it does, and ends it: `SystemExit(0)` is raised.
 
-        Call it in the main thread.
+        It does so within a second. Half of that is for who learns, or was late for the last step, where nobody else
+        will have what that one needs: results, and a state that it has begun to fetch. What the caller has made since
+        the last step is in none. Call it in the main thread.
 
         Args:
             at: the process gets the signal when the local clock next shows this, such as "08:00"; "" for never.
@@ -379,8 +386,14 @@ class VolatileGroup:
         Raises: as `departure.watch`.
         """
 
+        def hand_over() -> None:
+            try:
+                self._stay(LEAVE_S - TELL_S)  # without `get_state`, which belongs to the thread that stands still
+            finally:
+                self._go()
+
         def leave(_number: int, _frame: FrameType | None) -> None:
-            going = threading.Thread(target=self._go, name="hive-volatile-leave")  # this thread may hold its locks
+            going = threading.Thread(target=hand_over, name="hive-volatile-leave")  # this thread may hold its locks
             going.start()
             going.join(LEAVE_S)
             raise SystemExit(0)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
-from volatile_workers import SECRET, Worker, agree, step_together, trio, until, works
+from volatile_workers import LIMIT_S, SECRET, Worker, agree, step_together, trio, until, works
 
 from hive_qos.errors import EvictedError
 from transport.settings import Settings
 from transport.volatile.group import VolatileGroup
 from transport.volatile.membership import restart
 from transport.volatile.register.register import MemoryStore, Register
+from transport.volatile.transfer.fetch import Fetch
 
 
 def test_who_leaves_is_not_waited_for(start: Callable[..., Worker]) -> None:
@@ -128,3 +132,42 @@ def test_one_of_those_who_leave_together_stays_for_who_is_learning(start: Callab
     until(lambda: works(learner, "a", "c") or works(learner, "c"))
     assert [one.wait() for one in members] == [None] * 2
     assert np.array_equal(members[0].weights, learner.weights)
+
+
+def test_who_leaves_on_a_signal_hands_a_learner_what_only_it_has(
+    start: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transport.volatile.group.LEAVE_S", LIMIT_S)  # a busy machine does in it what takes 0.1 s
+    store, run, leaves = MemoryStore(), Fetch.run, threading.Event()
+
+    def fetch(fetch: Fetch, *holders: Any, **options: Any) -> bool:
+        assert leaves.wait(LIMIT_S)
+        return run(fetch, *holders, **options)
+
+    monkeypatch.setattr(Fetch, "run", fetch)
+    weights, change = np.zeros(1000, np.float32), np.ones(1000, np.float32)
+    group = VolatileGroup(
+        Register(store, job="job", secret=SECRET),
+        name="a",
+        get_state=weights.tobytes,
+        set_state=lambda _data: None,
+        apply_result=lambda _step, _tensors: None,
+        settings=Settings(listen="127.0.0.1", broker="off"),
+    )
+    learner = start("b", store)
+    until(lambda: group.view.joining)
+    group.stepped(0)  # it gives the state
+    group.all_reduce(change)
+    weights += change
+    before = signal.getsignal(signal.SIGTERM)
+    group.leave_on(signal.SIGTERM)
+    threading.Timer(0.2, leaves.set).start()  # what the learner needs, it has yet to fetch
+    try:
+        with pytest.raises(SystemExit), group:
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    learner.allow()
+    until(lambda: learner.step == 2)
+    assert works(learner, "b")
+    assert np.array_equal(learner.weights, weights + 1.0 + sum(b"b") % 7)

@@ -13,7 +13,7 @@ from transport.volatile.protocol.commit import Phase, State
 from transport.volatile.protocol.view import Member
 
 STAY_S = 60.0
-"""At most. Who is interrupted, or leaves by a signal, does not stay."""
+"""At most. Who leaves by a signal stays for half a second (`group.LEAVE_S`), and who is interrupted does not."""
 HEAR_S = 0.5
 """Others that leave in this moment have said so by then: more than a bad round trip."""
 ASK_S = 0.1
