@@ -20,6 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from multiprocessing.managers import BaseManager
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -171,6 +172,7 @@ def main(address: str, wishes: Mapping[str, Any]) -> int:
         digest = hashlib.blake2b(weights.tobytes(), digest_size=16).hexdigest()
         tell(step=step, members=members, digest=digest, contributed=contributed, at_s=time.monotonic())
 
+    came_s: list[float] = []
     try:
         with volatile.VolatileGroup(
             Register(
@@ -193,6 +195,14 @@ def main(address: str, wishes: Mapping[str, Any]) -> int:
                 at=leave_at.time().isoformat() if "leave_in_s" in wishes else "",
                 schedule=wishes.get("schedule", ""),
             )
+            leave = signal.getsignal(signal.SIGTERM)
+            assert callable(leave)
+
+            def leaves(number: int, frame: FrameType | None) -> None:
+                came_s.append(time.monotonic())
+                leave(number, frame)
+
+            signal.signal(signal.SIGTERM, leaves)
             tell(joined=group.step, at_s=time.monotonic())
             while group.step < wishes.get("steps", 10**9):
                 time.sleep(wishes.get("pause_s", 0.02))
@@ -206,6 +216,9 @@ def main(address: str, wishes: Mapping[str, Any]) -> int:
     except HiveError as error:
         tell(error=error.code, text=str(error))
         return 1
+    finally:
+        if came_s:  # the signal; the group is closed
+            tell(left_in_s=time.monotonic() - came_s[0])
     tell(left=True)
     return 0
 
