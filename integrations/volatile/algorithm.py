@@ -43,6 +43,29 @@ Layout = tuple[tuple[int, torch.dtype], ...]
 """How many values each tensor of a step has, and of which dtype. No compression touches those that are not float32."""
 
 
+_here = threading.local()  # `groups`: that this thread trains in
+
+
+@contextlib.contextmanager
+def _trained_here(group: VolatileGroup) -> Iterator[None]:
+    before = getattr(_here, "groups", ())
+    _here.groups = (*before, group)
+    try:
+        yield
+    finally:
+        _here.groups = before
+
+
+def _require_other_job(register: Register) -> None:
+    """Raises: MisuseError: this thread trains in that job, and the other members would wait for it as it joins."""
+    groups = getattr(_here, "groups", ())
+    view = register.view() if groups else None
+    for one in groups:
+        if view is not None and one.member in view.members:
+            reason = f"this thread has joined the job {register.job!r} as {one.member}, and would wait for itself"
+            raise MisuseError(f"{reason}: take a register of another job, or one algorithm for all parameters")
+
+
 def weighted(values: torch.Tensor, weight: float) -> list[torch.Tensor]:
     """What a member gives to a weighted mean. `values` are multiplied in place."""
     return [values.mul_(weight), torch.tensor([weight], dtype=torch.float64, device="cpu")]
@@ -103,9 +126,13 @@ class Algorithm:
         `join_timeout_s` at most.
 
         Args: as of `transport.volatile.group.VolatileGroup`.
+
+        Raises: as it, and
+            MisuseError: this algorithm has joined already, or another one in this thread the same job.
         """
         if self._joined is not None:
             raise MisuseError("this algorithm has joined already: another member in this process needs one of its own")
+        _require_other_job(register)
         self._frozen_as = digest_of(self._frozen, values=True)
         try:
             with VolatileGroup(
@@ -123,7 +150,8 @@ class Algorithm:
                 self._joined, self._inner, self._trains = group, 0, threading.get_ident()
                 self._loaded = False
                 self._begin()
-                yield group
+                with _trained_here(group):
+                    yield group
         finally:
             self._joined = None
             self._end()

@@ -83,24 +83,25 @@ def test_a_member_that_comes_back_brings_what_it_learned_while_it_was_cut_off() 
     network, where = model(), register()
     algorithm, staying = LocalSGD(network.parameters(), every=4), model()
     other = LocalSGD(staying.parameters(), every=1)
-    with other.join(where, name="stays", settings=SETTINGS) as group:
-        answering = threading.Event()
+    is_there, ends = threading.Event(), threading.Event()
 
-        def answer() -> None:
-            while not answering.wait(0.05):
+    def stay() -> None:
+        with other.join(where, name="stays", settings=SETTINGS):
+            is_there.set()
+            while not ends.wait(0.05):
                 other.meet()
 
-        thread = threading.Thread(target=answer)
-        thread.start()
-        try:
-            for _ in range(2):
-                with algorithm.join(where, name="comes", settings=SETTINGS), algorithm.step(), torch.no_grad():
-                    for one in network.parameters():
-                        one.add_(0.5)
-        finally:
-            answering.set()
-            thread.join(60.0)
-        assert group.step > 0
+    thread = threading.Thread(target=stay)
+    thread.start()
+    try:
+        assert is_there.wait(60.0)
+        for _ in range(2):
+            with algorithm.join(where, name="comes", settings=SETTINGS), algorithm.step(), torch.no_grad():
+                for one in network.parameters():
+                    one.add_(0.5)
+    finally:
+        ends.set()
+        thread.join(60.0)
     torch.testing.assert_close(flat(network), flat(model()) + 1.0)
 
 
@@ -642,6 +643,23 @@ def test_an_algorithm_joins_once_at_a_time() -> None:
             pass
         assert algorithm._joined is group
     with algorithm.join(register(), name="one", settings=SETTINGS):
+        pass
+
+
+def test_a_second_algorithm_in_the_same_thread_and_job_is_refused_and_in_another_job_it_trains() -> None:
+    where, networks = register(), [model() for _ in range(2)]
+    first, second = (DiLoCo(one.parameters(), every=1) for one in networks)
+    with first.join(where, name="first", settings=SETTINGS):
+        with (
+            pytest.raises(MisuseError, match="this thread has joined the job 'j' as first"),
+            second.join(where, name="second", settings=SETTINGS, join_timeout_s=5.0),
+        ):
+            pass
+        with second.join(register(), name="second", settings=SETTINGS):
+            for algorithm, network in zip((first, second), networks, strict=True):
+                step_once(network, adamw(network), algorithm)
+                assert algorithm.last is not None
+    with second.join(where, name="second", settings=SETTINGS):
         pass
 
 
