@@ -1,8 +1,9 @@
 """AsyncDiLoCo: members never wait for each other, in the manner of Decoupled DiLoCo (arXiv 2604.21428).
 
 A thread of each member merges one fragment after the other with the others' threads. To each merge it brings the newest
-snapshot that training left at a step's end, or nothing where there is none. Training goes on meanwhile, and receives a
-merged fragment when its next step ends. A member that is slow, stuck or lost delays merges, and nobody's training.
+snapshot that training left at a step's end, or nothing where there is none. Training leaves one when its next step may
+end after the merge begins. It goes on meanwhile, and receives a merged fragment when its next step ends. A member that
+is slow, stuck or lost delays merges, and nobody's training.
 
 Each step of a member reaches one merge. What it has learned since the snapshot, or what no merge has taken, stays in
 its parameters on top of what it receives, and is part of the next snapshot: nothing lost has to be kept or sent again.
@@ -15,6 +16,7 @@ its parameters on top of what it receives, and is part of the next snapshot: not
 from __future__ import annotations
 
 import logging
+import math
 import statistics
 import threading
 import time
@@ -108,6 +110,8 @@ class AsyncDiLoCo(GlobalAlgorithm):
         self._snapshots: dict[int, _Snapshot] = {}
         self._arrived: dict[int, _Merged] = {}
         self._times_s: deque[float] = deque(maxlen=RATE_STEPS + 1)
+        self._begun, self._due_s = self._rounds, 0.0
+        """Merges that have begun, and when the next one is to."""
         self._hurry = threading.Event()
         self._ending = self._closing = False
 
@@ -155,7 +159,10 @@ class AsyncDiLoCo(GlobalAlgorithm):
         # As many merges as since the last look may come before the next one, and one that begins with it.
         ahead = min(rounds - self._rounds_seen + 1, len(self._fragments))
         self._rounds_seen = rounds
-        upcoming = {(rounds + number) % len(self._fragments) for number in range(ahead)}
+        if not self._hurry.is_set() and time.monotonic() + max(self._took_s(), default=math.inf) < self._due_s:
+            return  # a snapshot of now would be replaced
+        begun = max(rounds, self._begun)
+        upcoming = {(begun + number) % len(self._fragments) for number in range(ahead)}
         made = {
             place: _Snapshot(self._held[place], self._fragments[place].read(), self._steps[place], self._tokens[place])
             for place in upcoming
@@ -207,11 +214,12 @@ class AsyncDiLoCo(GlobalAlgorithm):
     def _merge_in_turn(self, group: VolatileGroup) -> None:
         while self._inner < self._interval and not self._rounds and not self._hurry.is_set():
             self._hurry.wait(IDLE_S)
-        waits = False
+        waits, pause_s = False, 0.0
         while not self._closing:
             began_s = time.monotonic()
             place = self._place
             snapshot = self._newest(place)
+            self._begun, self._due_s = self._rounds + 1, began_s + pause_s
             sums = self._contribution(place, snapshot)
             quorum = self._quorum(with_all=self._hurry.is_set())
             try:
@@ -236,7 +244,8 @@ class AsyncDiLoCo(GlobalAlgorithm):
                 return
             steps_per_s = float(sums[1][_RATE] / sums[1][_MEMBERS])
             pause_s = self._interval / steps_per_s if steps_per_s > 0 else IDLE_S
-            self._hurry.wait(max(began_s + pause_s - time.monotonic(), 0.0))
+            self._due_s = began_s + pause_s
+            self._hurry.wait(max(self._due_s - time.monotonic(), 0.0))
 
     def _newest(self, place: int) -> _Snapshot | None:
         """The snapshot of a fragment, unless it was taken before training received the newest global values."""
@@ -302,5 +311,8 @@ class AsyncDiLoCo(GlobalAlgorithm):
 
     def _steps_per_s(self) -> float:
         """Of the last steps; a rest between two of them, as for an evaluation, is no slow step."""
-        took_s = [after - before for before, after in pairwise(list(self._times_s))]
+        took_s = self._took_s()
         return 1.0 / max(statistics.median(took_s), 1e-9) if took_s else 0.0
+
+    def _took_s(self) -> list[float]:
+        return [after - before for before, after in pairwise(list(self._times_s))]

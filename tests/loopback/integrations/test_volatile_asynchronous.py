@@ -125,3 +125,19 @@ def test_a_rest_between_two_steps_is_no_slow_step_and_merged_snapshots_are_let_g
             algorithm._times_s.clear()
             algorithm._times_s.extend([*(0.5 * number for number in range(10)), 4.5 + rest_s, 5.0 + rest_s])
             assert algorithm._steps_per_s() == 2.0
+
+
+def test_only_steps_that_may_be_the_last_before_a_merge_leave_a_snapshot() -> None:
+    network = model()
+    algorithm = AsyncDiLoCo(network.parameters(), every=10_000, fragments=2)
+    inner = sgd(network)
+    with algorithm.join(register(), name="alone", settings=SETTINGS):
+        for due_in_s, left in ((3600.0, []), (0.5, [0])):
+            now_s = time.monotonic()
+            algorithm._times_s.extend(now_s - before_s for before_s in (3.0, 2.0, 1.0))  # steps of a second
+            algorithm._due_s = now_s + due_in_s
+            step_once(network, inner, algorithm)
+            assert list(algorithm._snapshots) == left
+        algorithm._begun += 1  # that of the first fragment
+        step_once(network, inner, algorithm)
+        assert list(algorithm._snapshots) == [0, 1]
