@@ -174,10 +174,14 @@ def main(address: str, wishes: Mapping[str, Any]) -> int:
 
     came_s: list[float] = []
     try:
+        register = Register(
+            reach(address), job=wishes.get("job", "test"), secret=SECRET, timeout_s=wishes.get("store_s", 10.0)
+        )
+        begin_s = time.monotonic()
+        register.store.set(f"tried/{name}", b"")
+        tell(write_s=time.monotonic() - begin_s)
         with volatile.VolatileGroup(
-            Register(
-                reach(address), job=wishes.get("job", "test"), secret=SECRET, timeout_s=wishes.get("store_s", 10.0)
-            ),
+            register,
             name=name,
             get_state=weights.tobytes,
             set_state=set_state,

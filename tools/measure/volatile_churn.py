@@ -10,6 +10,9 @@ hashes its weights after every step. The run ends at once, with exit code 1, whe
 member leaves out a step or breaks down, or nobody commits for a minute. A seed repeats what is done to whom, not the
 moment within a step.
 
+At its end it ends with 1, too, where a kind of fault has cost more in the median than the 2 s of its detection, two
+round trips, a write of the register and a step; and leaving more than a second instead of the detection.
+
 With a quorum a step may be lost with all who made it, and be done again by the others: then two hashes may differ, but
 of those that hold one of the two nobody may go on.
 """
@@ -52,12 +55,19 @@ REGISTER_PORT, REGISTER_S = 7000, 5.0
 """A register that does not answer for so long is lost to who asks."""
 SEEN_S = 5.0
 """Steps that come so long after an event are its doing."""
+DETECTION_S = 2.0
+"""A member that is silent for so long is lost (`dead_after_s`). Outages that are shorter are none."""
+LEAVE_S = 1.0
+"""Who leaves has gone by then."""
+JUDGED_MIN = 5
+"""Of a kind: the median of fewer is shown, and not judged."""
 STALLED_S = 60.0
 """Without a commit: far longer than any loss, and than starting on a busy machine."""
 GOES_ON_S = 20.0
 """Who commits so long after two hashes of a step differed was not lost then."""
 KEPT_STEPS = 2000
 START, KILL, STOP, LEAVE, CUT, APART = "start", "kill", "stop", "leave", "cut off", "sites apart"
+FAULTS = (KILL, STOP, LEAVE, CUT, APART)
 OVER = {STOP: "goes on", CUT: "reached", APART: "sites joined"}
 
 
@@ -72,6 +82,8 @@ class History:
         self.commits_s: dict[int, float] = {}
         self.errors: dict[str, str] = {}
         self.wrong: list[str] = []
+        self.writes_s: list[float] = []
+        """What a write of the register took each member."""
         self.done_again_s: dict[int, float] = {}
         """Steps of which there are two results, and since when."""
         self._quorum = quorum
@@ -86,6 +98,8 @@ class History:
             for results in self._results.values():
                 for names in results.values():
                     names[:] = [one for one in names if one != name]
+        if "write_s" in said:
+            self.writes_s.append(said["write_s"])
         if "error" in said:
             self.errors[name] = str(said["error"])
         if "step" not in said:
@@ -126,8 +140,19 @@ class History:
 
     def gap_s(self, at_s: float) -> float:
         """The longest time without a commit around an event, as far as that is `SEEN_S`."""
-        times_s = sorted(one for one in self.commits_s.values() if at_s - 1.0 <= one <= at_s + SEEN_S)
-        return max((after - before for before, after in itertools.pairwise(times_s)), default=SEEN_S)
+        end_s = min(at_s + SEEN_S, max(self.commits_s.values(), default=at_s))
+        times_s = sorted(one for one in self.commits_s.values() if at_s - 1.0 <= one <= end_s)
+        return max((after - before for before, after in itertools.pairwise([*times_s, end_s])), default=SEEN_S)
+
+    def step_s(self) -> float:
+        """The median time between two commits."""
+        times_s = [self.commits_s[step] for step in sorted(self.commits_s)]
+        return statistics.median([after - before for before, after in itertools.pairwise(times_s)] or [0.0])
+
+    def limit_s(self, kind: str) -> float:
+        """What a fault may cost. Where links have no delay, a write is a round trip and what the store takes."""
+        write_s = statistics.median(self.writes_s or [0.0])
+        return (LEAVE_S if kind == LEAVE else DETECTION_S) + 3 * write_s + self.step_s()
 
 
 @dataclass(frozen=True)
@@ -162,7 +187,8 @@ class Churn:
         self._tails: dict[str, Tail] = {}
         self._begin_s = time.monotonic()
         self.history = History(quorum=bool(wishes["quorum"]))
-        self.events: list[tuple[str, float]] = []
+        self.events: list[tuple[str, float, float]] = []
+        """What was done, when, and for how long."""
         self._address = f"{lab['r0'].address}:{REGISTER_PORT}"
         self._program("r0", "r0")
 
@@ -220,19 +246,20 @@ class Churn:
             site = next(site for site, hosts in SITES.items() if member.host in hosts)
             self._cut(CUT, f"{member.host}-{site}", (member.host,), whom)
             return
-        self._note(kind, whom)
-        member.process.send_signal({KILL: signal.SIGKILL, LEAVE: signal.SIGTERM, STOP: signal.SIGSTOP}[kind])
         if kind == STOP:
             self._later(STOP, whom, (member.host,), partial(member.process.send_signal, signal.SIGCONT))
+        else:
+            self._note(kind, whom)
+        member.process.send_signal({KILL: signal.SIGKILL, LEAVE: signal.SIGTERM, STOP: signal.SIGSTOP}[kind])
 
     def _cut(self, kind: str, link: str, hosts: Sequence[str], whom: str = "") -> None:
-        self._note(kind, whom or link)
-        self._lab.links[link].down()
         self._later(kind, whom or link, hosts, self._lab.links[link].up)
+        self._lab.links[link].down()
 
     def _later(self, kind: str, whom: str, hosts: Sequence[str], end: Callable[[], object]) -> None:
-        until_s = time.monotonic() + self._random.uniform(*AWAY_S)
-        self._outages.append(Outage(kind, whom, hosts, until_s, end))
+        away_s = self._random.uniform(*AWAY_S)
+        self._note(kind, whom, away_s)
+        self._outages.append(Outage(kind, whom, hosts, time.monotonic() + away_s, end))
 
     def _wait(self, seconds: float) -> None:
         """End what is due, and hear what members say, until the time is over or something is wrong."""
@@ -261,9 +288,9 @@ class Churn:
         if time.monotonic() - last_s > STALLED_S:
             self.history.wrong.append(f"no commit for {STALLED_S:g} s")
 
-    def _note(self, kind: str, whom: str) -> None:
+    def _note(self, kind: str, whom: str, lasts_s: float = math.inf) -> None:
         now_s = time.monotonic()
-        self.events.append((kind, now_s))
+        self.events.append((kind, now_s, lasts_s))
         commits = max(self.history.commits_s, default=0)
         print(f"{now_s - self._begin_s:7.1f} s  {kind:12}  {whom:10}  {commits:7} commits", flush=True)
 
@@ -273,26 +300,47 @@ class Churn:
             return self._lab[host].popen(command, env=environment(), stdout=output, stderr=errors)
 
 
+def judged(history: History, events: Sequence[tuple[str, float, float]]) -> tuple[list[str], list[str]]:
+    """What each kind of event has cost, and which of them more than it may.
+
+    Args:
+        events: as of `Churn`.
+    """
+    shown, wrong = [], []
+    for kind in (START, KILL, STOP, LEAVE, CUT, APART, *OVER.values()):
+        gaps_s = [history.gap_s(at_s) for what, at_s, lasts_s in events if what == kind and lasts_s > DETECTION_S]
+        if not gaps_s:
+            continue
+        median_s, limit_s = statistics.median(gaps_s), history.limit_s(kind)
+        said = f"{kind:12} {len(gaps_s):5} times; then without a commit: {median_s:.2f} s, {max(gaps_s):.2f} at most"
+        if kind in FAULTS:
+            few = len(gaps_s) < JUDGED_MIN
+            verdict = "too few to judge" if few else "more than allowed" if median_s > limit_s else "good"
+            said += f"; allowed in the median: {limit_s:.2f}, {verdict}"
+            if not few and median_s > limit_s:
+                wrong.append(f"{kind}: {median_s:.2f} s without a commit in the median, and {limit_s:.2f} are allowed")
+        shown.append(said)
+    return shown, wrong
+
+
 def report(churn: Churn) -> bool:
     """Print what came of a run; whether nothing is wrong with it."""
     history = churn.history
     times_s = [history.commits_s[step] for step in sorted(history.commits_s)]
-    steps_s = [after - before for before, after in itertools.pairwise(times_s)] or [0.0]
+    longest_s = max((after - before for before, after in itertools.pairwise(times_s)), default=0.0)
     errors = ", ".join(f"{error} ({count})" for error, count in sorted(Counter(history.errors.values()).items()))
-    print(
-        f"{len(times_s)} commits, {statistics.median(steps_s):.3f} s apart in the median, {max(steps_s):.1f} s at most"
-    )
+    print(f"{len(times_s)} commits, {history.step_s():.3f} s apart in the median, {longest_s:.1f} s at most")
     print(f"members that gave up: {errors or 'none'}")
-    for kind in (START, KILL, STOP, LEAVE, CUT, APART, *OVER.values()):
-        gaps_s = [history.gap_s(at_s) for what, at_s in churn.events if what == kind]
-        if gaps_s:
-            median_s, longest_s = statistics.median(gaps_s), max(gaps_s)
-            print(f"{kind:12} {len(gaps_s):5} times; then without a commit: {median_s:.2f} s, {longest_s:.2f} at most")
+    shown, slow = judged(history, churn.events)
+    print("\n".join(shown))
     wrong = [*history.wrong, *(f"nobody committed step {step}" for step in history.left_out())]
-    print("\n".join(f"WRONG: {one}" for one in wrong) or "the hashes of the weights are the same after every commit")
+    if not wrong:
+        print("the hashes of the weights are the same after every commit")
     if history.done_again_s:
         print(f"but for {len(history.done_again_s)} steps, which were done again: all who had made them were lost")
-    return not wrong
+    for one in (*wrong, *slow):
+        print(f"WRONG: {one}")
+    return not wrong and not slow
 
 
 def lab_of_sites() -> Lab:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tools.measure.volatile_churn import History
+from tools.measure.volatile_churn import CUT, JUDGED_MIN, LEAVE, START, History, judged
 
 
 def step(number: int, digest: str) -> dict[str, Any]:
@@ -43,3 +43,42 @@ def test_who_joins_goes_on_from_the_state_that_it_has_received() -> None:
     history = history_of(("m1", step(1, "aa")), ("m1", {"state": 8}), ("m1", step(7, "gg")), ("m2", step(8, "hh")))
     assert history.wrong == []
     assert history.gap_s(7.5) == 1.0
+
+
+def test_a_fault_is_judged_by_the_median_of_what_it_cost_and_the_longest_is_shown() -> None:
+    """Steps of 0.1 s and writes of 10 ms: 2.13 s are allowed after a cut, 1.13 after somebody has left."""
+    history, now_s, events = History(), 0.0, []
+
+    def steps(count: int, pause_s: float) -> None:
+        nonlocal now_s
+        for _ in range(count):
+            now_s += pause_s
+            history.add("m1", {"step": len(history.commits_s) + 1, "digest": "aa", "at_s": now_s})
+
+    history.add("m1", {"write_s": 0.01})
+    for kind, gaps_s in (
+        (CUT, [2.0, 2.0, 2.1, 4.0, 4.5]),
+        (LEAVE, [1.5] * JUDGED_MIN),
+        (START, [4.0] * JUDGED_MIN),
+    ):
+        for gap_s in gaps_s:
+            steps(100, 0.1)
+            events.append((kind, now_s, 5.0))
+            steps(1, gap_s)
+    steps(100, 0.1)
+    events.append((CUT, now_s, 1.0))  # is no loss
+    steps(1, 0.2)
+    shown, wrong = judged(history, events)
+    assert [one for one in shown if one.startswith(CUT)] == [
+        "cut off          5 times; then without a commit: 2.10 s, 4.50 at most; allowed in the median: 2.13, good"
+    ]
+    assert wrong == ["leave: 1.50 s without a commit in the median, and 1.13 are allowed"]
+    few = [one for one in events if one[0] == LEAVE][1:]
+    shown, wrong = judged(history, few)
+    assert shown[0].endswith("too few to judge")
+    assert wrong == []
+
+
+def test_a_pause_that_outlasts_what_is_looked_at_counts_as_long_as_that() -> None:
+    history = history_of(("m1", step(1, "aa")), ("m1", {**step(2, "bb"), "at_s": 90.0}))
+    assert history.gap_s(1.0) == 5.0
