@@ -150,6 +150,14 @@ def test_only_steps_that_overlap_a_fetch_are_compared_with_idle_ones() -> None:
     assert found["fetch_s"] == pytest.approx(0.8)
 
 
+def test_a_joiner_that_holds_up_one_step_in_five_misses_the_goal_of_the_mean_alone_and_the_longest_is_shown() -> None:
+    idle, joined = (block(storage=False, joining=one, steps_s=[0.5] * 4 + [1.5]) for one in (False, True))
+    joined["joins"] = [{"asked_s": 100.1, "joined_s": 103.4, "left_s": 103.5}]
+    found = report.compute({"scenarios": ["joiner"], "settings": {"every": EVERY}}, [idle, joined])["goals"]
+    verdicts = [(one["value"], one["passed"], one["where"]) for one in found if "somebody fetches" in one["name"]]
+    assert verdicts == [(1.0, True, "longest: 3"), (pytest.approx(1.4), False, "longest: 3")]
+
+
 @pytest.mark.parametrize("settings", [Settings(), QUICK])
 def test_outages_do_not_overlap_and_one_in_eight_is_lost_for_good(settings: Settings) -> None:
     network = networks.two_sites(settings.churn_workers // 2)
@@ -192,6 +200,9 @@ def test_a_report_is_strict_json_with_every_goal(directory: Path) -> None:
     assert not verdicts["loss  DiLoCo: of DDP gloo's after as many tokens"]
     assert verdicts["loss  StreamingDiLoCo: of DDP gloo's after as many tokens"] is None
     assert not verdicts["joiner  storage floods, somebody joins: a step while somebody fetches, of an idle one"]
+    assert not verdicts[
+        "joiner  storage floods, somebody joins: a step while somebody fetches, of an idle one: the mean"
+    ]
 
 
 def test_a_training_without_the_reference_beside_it_reaches_no_goal() -> None:
