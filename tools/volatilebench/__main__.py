@@ -32,13 +32,21 @@ def bench(
     workers: Annotated[int | None, typer.Option(min=2, help="Of the trainings of `loss`, an even number.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Of each of these trainings.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="How often everything is trained.")] = None,
+    each: Annotated[
+        bool, typer.Option("--each", help="Churn: each worker is lost every minute, not one of all.")
+    ] = False,
+    churn_s: Annotated[float | None, typer.Option(min=60.0, help="Of each run of churn; 360 without.")] = None,
     report_only: ReportOnly = False,
 ) -> None:
     """Measure, print the tables, and leave records.jsonl, report.json and report.md."""
     names = chosen(console, scenarios, SCENARIOS)
     if workers is not None and workers % 2:
         fail(console, f"{workers} workers cannot be two equal sites")
-    settings = (QUICK if quick else Settings()).of(workers=workers, steps=steps, seeds=seeds).scaled(minutes)
+    settings = (
+        (QUICK if quick else Settings())
+        .of(workers=workers, steps=steps, seeds=seeds, churn_s=churn_s, each=each)
+        .scaled(minutes)
+    )
     measure = None if report_only else partial(_measure, names, output, settings)
     measure_and_report(console, output, "tools.volatilebench", measure=measure, in_lab=names != ["checks"])
 

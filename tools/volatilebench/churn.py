@@ -33,7 +33,7 @@ from tools.measure.programs import environment
 from tools.volatilebench.algorithms import DILOCO, Algorithm
 from tools.volatilebench.crew import START_S, Crew, crew_up, lines_of
 from tools.volatilebench.run import Run
-from tools.volatilebench.schedule import APART, CUT, GONE, KILLED, Outage, plan
+from tools.volatilebench.schedule import APART, CUT, GONE, KILLED, Outage, plan, plan_of_each
 from tools.volatilebench.settings import TOKENS, Settings
 
 CHURN = "churn"
@@ -57,7 +57,8 @@ def under_churn(run: Run, budget: Budget) -> None:
     """Each of both under churn, then undisturbed; torchrun only for as long as its rate takes to measure."""
     settings = run.settings
     network = networks.two_sites(settings.churn_workers // 2)
-    outages, churn_s = plan(settings, network), settings.churn_s
+    outages, churn_s = (plan_of_each if settings.each else plan)(settings, network), settings.churn_s
+    case = f"{network.name}, each worker lost" if settings.each else network.name
     turns = (
         (MEMBERS, _members, outages, churn_s),
         (MEMBERS, _members, (), churn_s),
@@ -78,7 +79,7 @@ def under_churn(run: Run, budget: Budget) -> None:
             begin = machine.read(crew.lab)
             found = train(crew, job, algorithm, lost, seconds, settings)
             used = machine.between(begin, machine.read(crew.lab))
-            fixed = {"case": network.name, "disturbed": bool(lost), "seconds": seconds, "task": TASK}
+            fixed = {"case": case, "disturbed": bool(lost), "seconds": seconds, "task": TASK}
             fixed |= {
                 "tokens": TOKENS[TASK],
                 "every": settings.churn_every,

@@ -30,8 +30,9 @@ class Settings:
         churn_workers: how many, half of them at each site. churn_every: inner steps between two meetings there.
         step_s: what a step takes there, mostly asleep: as on an accelerator, so that whoever is lost leaves no
             processor to the others.
-        churn_s: how long members come and go. lost_every_s: one is lost so often, for away_s; apart_s: how long both
-            sites are cut from each other. restart_s: what torchrun runs undisturbed for its rate.
+        churn_s: how long members come and go. lost_every_s: one is lost so often, for away_s, or `each` of them is;
+            apart_s: how long both sites are cut from each other. restart_s: what torchrun runs undisturbed for its
+            rate.
         joins: how often somebody joins while storage floods.
         joiner_steps: steps before the first one joins.
     """
@@ -52,6 +53,7 @@ class Settings:
     step_s: float = 0.25
     churn_s: float = 360.0
     lost_every_s: float = 60.0
+    each: bool = False
     away_s: float = 10.0
     apart_s: float = 30.0
     restart_s: float = 60.0
@@ -69,7 +71,7 @@ class Settings:
         part = minutes / sum(self.minutes.values())
         return dataclasses.replace(self, minutes={name: part * each for name, each in self.minutes.items()})
 
-    def of(self, **fields: int | None) -> Settings:
+    def of(self, **fields: float | None) -> Settings:
         """With other values; None changes nothing."""
         given: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
         return dataclasses.replace(self, **given)

@@ -18,7 +18,7 @@ from tools.measure.records import Writer, read
 from tools.volatilebench import figures, report, table
 from tools.volatilebench.__main__ import app
 from tools.volatilebench.bounds import CHECKS
-from tools.volatilebench.schedule import APART, GONE, live_s, plan
+from tools.volatilebench.schedule import APART, GONE, live_s, plan, plan_of_each
 from tools.volatilebench.settings import QUICK, SCENARIOS, Settings
 
 NETWORK = networks.two_sites()
@@ -172,6 +172,29 @@ def test_outages_do_not_overlap_and_one_in_eight_is_lost_for_good(settings: Sett
         < live_s([asdict(one) for one in outages], network.ranks, settings.churn_s)
         < (network.ranks * settings.churn_s)
     )
+
+
+@pytest.mark.parametrize("settings", [Settings(each=True), QUICK])
+def test_each_worker_is_lost_as_often_as_it_should_be_and_one_in_eight_for_good(settings: Settings) -> None:
+    network = networks.two_sites(settings.churn_workers // 2)
+    outages = plan_of_each(settings, network)
+    assert max(one.end_s for one in outages) <= settings.churn_s
+    assert [one.how for one in outages].count(APART) == 1
+    assert [one.how for one in outages].count(GONE) == max(1, network.ranks // 8)
+    assert any(one.end_s > after.begin_s for one, after in pairwise(outages))
+    for rank in range(network.ranks):
+        begins_s = [one.begin_s for one in outages if one.ranks == (rank,)]
+        assert len(begins_s) == int(settings.churn_s / settings.lost_every_s)
+        assert {round(after - begin, 6) for begin, after in pairwise(begins_s)} == {settings.lost_every_s}
+
+
+def test_outages_of_a_rank_that_overlap_count_once() -> None:
+    outages = [
+        {"how": "killed", "ranks": [1], "begin_s": 20.0, "end_s": 40.0},
+        {"how": "sites apart", "ranks": [1, 2], "begin_s": 30.0, "end_s": 60.0},
+        {"how": "killed", "ranks": [2], "begin_s": 35.0, "end_s": 45.0},
+    ]
+    assert live_s(outages, 3, 100.0) == 300.0 - 40.0 - 30.0
 
 
 def test_every_scenario_has_its_minutes() -> None:
