@@ -411,7 +411,8 @@ class Control:
                 self._first.arrived(sender, message)
             case Ready(step, digest):
                 self.hand_over.holds(sender, step)
-                self._first.learnt(sender, step, digest)
+                if step == self.state.committed or not self.hand_over.leaves:  # else nobody would have the rest
+                    self._first.learnt(sender, step, digest)
             case AskReady():
                 self.links.mail(sender, Ready(self.state.committed, self.state.digest))
             case Unfit(epoch, step):

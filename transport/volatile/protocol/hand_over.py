@@ -37,6 +37,11 @@ class HandOver:
         """That one says that it holds everything up to `step`."""
         self._steps[member] = step
 
+    @property
+    def leaves(self) -> bool:
+        """Whether this member is about to leave."""
+        return self._leaves_s is not None
+
     def in_doubt(self, state: State) -> list[Member]:
         """Of whom this member does not know that they hold what it holds."""
         there = set(state.view.members) - state.lost - self._contributors - {self._member}
