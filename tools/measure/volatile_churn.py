@@ -90,6 +90,7 @@ class History:
         self._results: dict[int, dict[str, list[str]]] = {}
         self._last: dict[str, int] = {}
         self._last_s: dict[str, float] = {}
+        self._worked_s: dict[str, float] = {}
 
     def add(self, name: str, said: dict[str, Any]) -> None:
         """Take in a line of a member's."""
@@ -116,6 +117,8 @@ class History:
         if step != last + 1:
             self.wrong.append(f"{name} committed step {step} after step {last}")
         self._last[name], self._last_s[name] = step, said["at_s"]
+        if said["members"]:  # or it learns, and others have made the step
+            self._worked_s[name] = said["at_s"]
         self._compare()
 
     def _compare(self) -> None:
@@ -133,6 +136,10 @@ class History:
     def commits_since(self, name: str, at_s: float) -> bool:
         """Whether a member has committed later than that."""
         return self._last_s.get(name, -math.inf) > at_s
+
+    def works_since(self, name: str, at_s: float) -> bool:
+        """Whether a member has worked later than that, and so holds what the others hold."""
+        return self._worked_s.get(name, -math.inf) > at_s
 
     def left_out(self) -> list[int]:
         """Steps that nobody committed, before one that somebody did."""
@@ -226,11 +233,11 @@ class Churn:
         return {host for outage in self._outages for host in outage.hosts}
 
     def _steady(self) -> list[Member]:
-        """Whoever has committed since it was last away: until then it may have been left out, and not know it."""
+        """Whoever has worked since it was last away: until then it may have been left out, and not know it."""
         return [
             one
             for one in self._living
-            if one.host not in self._away() and self.history.commits_since(one.name, self._back_s.get(one.host, 0.0))
+            if one.host not in self._away() and self.history.works_since(one.name, self._back_s.get(one.host, 0.0))
         ]
 
     def _start(self, host: str) -> None:

@@ -8,7 +8,7 @@ from tools.measure.volatile_churn import CUT, JUDGED_MIN, LEAVE, START, History,
 
 
 def step(number: int, digest: str) -> dict[str, Any]:
-    return {"step": number, "digest": digest, "at_s": float(number)}
+    return {"step": number, "digest": digest, "members": ["m1", "m2"], "at_s": float(number)}
 
 
 def history_of(*said: tuple[str, dict[str, Any]], quorum: bool = False) -> History:
@@ -39,6 +39,11 @@ def test_a_member_that_leaves_out_or_repeats_a_step_is_named() -> None:
     assert history_of(("m1", step(1, "aa")), ("m1", step(1, "aa"))).wrong == ["m1 committed step 1 after step 1"]
 
 
+def test_who_learns_cannot_be_counted_on_until_it_has_worked() -> None:
+    history = history_of(("m1", step(1, "aa")), ("m2", {**step(1, "aa"), "members": []}))
+    assert [history.works_since(one, 0.0) for one in ("m1", "m2")] == [True, False]
+
+
 def test_who_joins_goes_on_from_the_state_that_it_has_received() -> None:
     history = history_of(("m1", step(1, "aa")), ("m1", {"state": 8}), ("m1", step(7, "gg")), ("m2", step(8, "hh")))
     assert history.wrong == []
@@ -53,7 +58,7 @@ def test_a_fault_is_judged_by_the_median_of_what_it_cost_and_the_longest_is_show
         nonlocal now_s
         for _ in range(count):
             now_s += pause_s
-            history.add("m1", {"step": len(history.commits_s) + 1, "digest": "aa", "at_s": now_s})
+            history.add("m1", {**step(len(history.commits_s) + 1, "aa"), "at_s": now_s})
 
     history.add("m1", {"write_s": 0.01})
     for kind, gaps_s in (
