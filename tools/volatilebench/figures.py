@@ -11,6 +11,8 @@ Definitions
   register can be reached. A step that torchrun did twice counts once.
 - loss_gap: the loss at the last commit under churn, divided by the undisturbed one after as many tokens, less 1.
 - diverged: commits of which two members wrote down different digests or weights.
+- anew: how often the members began a new run, as all who held the state were lost. Only the last run's commits count
+  for tokens, loss and longest_s.
 - longest_s: the longest time between two commits. join_s: the median from asking to join to being a member, of those
   that came back.
 - fetching: median of the steps that overlap a fetch, divided by the median step without storage and joiner. mean: of
@@ -114,6 +116,7 @@ def churn(record: Record, undisturbed: Record) -> dict[str, float]:
         found["join_s"] = statistics.median(back)
     if record["losses"]:
         found["diverged"] = float(len(diverged(record)))
+        found["anew"] = float(len({run for run, _ in _told(record)}) - 1)
         found["compared"] = float(len(_told(record)))
         found["loss_gap"] = loss_gap(record, undisturbed)
     return found
@@ -127,28 +130,39 @@ def committed_tokens(record: Record) -> float:
 
 
 def _commits(record: Record) -> dict[int, tuple[float, int]]:
-    """When each commit (of torchrun: checkpoint) was made last, and of how many."""
+    """When each commit of the last run (of torchrun: checkpoint) was made last, and of how many."""
     found: dict[int, tuple[float, int]] = {}
+    run = _last_run(record)
     for line in sorted((one for each in record["lines"].values() for one in each), key=lambda one: float(one["t_s"])):
-        if "commit" in line:
+        if "commit" in line and _run(line) == run:
             found[line["commit"]] = line["t_s"], len(line["members"])
         elif "world" in line and "step" in line:
             found[line["step"]] = line["t_s"], line["world"]
     return found
 
 
-def _told(record: Record) -> dict[int, set[tuple[str, str]]]:
-    """Digest and weights that members wrote down of each commit."""
-    found: dict[int, set[tuple[str, str]]] = {}
+def _run(line: Record) -> int:
+    """Whose commit it is; records of before runs were written down have one."""
+    return int(line.get("run", 0))
+
+
+def _last_run(record: Record) -> int:
+    lines = [line for each in record["lines"].values() for line in each if "commit" in line]
+    return _run(max(lines, key=lambda line: float(line["t_s"]))) if lines else 0
+
+
+def _told(record: Record) -> dict[tuple[int, int], set[tuple[str, str]]]:
+    """Digest and weights that members wrote down of each run's commit."""
+    found: dict[tuple[int, int], set[tuple[str, str]]] = {}
     for each in record["lines"].values():
         for line in each:
             if "commit" in line:
-                found.setdefault(line["commit"], set()).add((line["digest"], line["weights"]))
+                found.setdefault((_run(line), line["commit"]), set()).add((line["digest"], line["weights"]))
     return found
 
 
-def diverged(record: Record) -> list[int]:
-    """Commits after which two members held different bits."""
+def diverged(record: Record) -> list[tuple[int, int]]:
+    """Commits, with their runs, after which two members held different bits."""
     return sorted(commit for commit, told in _told(record).items() if len(told) > 1)
 
 
@@ -167,7 +181,8 @@ def _losses(record: Record) -> list[tuple[float, float]]:
     for number in numbers:
         total += commits[number][1] * record["every"] * record["tokens"]
         sums.append(total)
-    kept = sorted(_kept(record["lines"]), key=lambda line: int(line["commit"]))
+    run = _last_run(record)
+    kept = sorted((one for one in _kept(record["lines"]) if _run(one) == run), key=lambda line: int(line["commit"]))
     found = {sums[bisect.bisect_left(numbers, line["commit"])]: record["losses"][line["kept"]] for line in kept}
     if not found:
         raise ValueError("no parameters were kept")

@@ -51,6 +51,7 @@ def goals(cells: Sequence[Cell], *, scenarios: Sequence[str], every: int) -> lis
         if "loss_gap" in cell["figures"]:
             names.append(("loss, beyond the undisturbed run's of as much compute", "loss_gap", "at_most", LOSS_GAP))
             names.append(("commits of which members hold different bits", "diverged", "at_most", 0.0))
+            names.append(("runs begun anew, as all who held the state were lost", "anew", "at_most", 0.0))
         for what, figure, side, bound in names:
             value = _judged(cell, figure, bound)
             entries.append(_entry(f"churn  {cell['contender']}: {what}", value, **{side: bound}))

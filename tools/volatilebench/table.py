@@ -123,6 +123,7 @@ SECTIONS: Mapping[str, tuple[str, Sequence[Column]]] = {
             ("loss, apart", figure("loss_gap")),
             ("diverged", figure("diverged")),
             ("of commits", figure("compared", digits=6)),
+            ("begun anew", figure("anew")),
             ("longest s without one", figure("longest_s")),
             ("s to come back", figure("join_s")),
             ("tokens/s a member, undisturbed", figure("rate", digits=4)),

@@ -132,7 +132,20 @@ def test_the_loss_under_churn_is_compared_after_as_many_tokens() -> None:
 def test_a_commit_with_different_weights_is_found() -> None:
     commits = [(1.0, 2), (2.0, 2)]
     assert figures.diverged(churn(commits, disturbed=True)) == []
-    assert figures.diverged(churn(commits, disturbed=True, weights="other")) == [1]
+    assert figures.diverged(churn(commits, disturbed=True, weights="other")) == [(0, 1)]
+
+
+def test_a_run_that_was_begun_anew_is_counted_and_what_was_lost_with_the_state_is_not() -> None:
+    undisturbed = churn([(float(t_s), 2) for t_s in range(1, 101)], disturbed=False)
+    lost, anew = (churn([(t_s, 2), (t_s + 1.0, 2)], disturbed=True) for t_s in (1.0, 91.0))
+    for host, lines in anew["lines"].items():
+        for line in lines:
+            line.update(run=7, digest="e", weights="x")
+        lost["lines"][host] += lines
+    found = figures.churn(lost, undisturbed)
+    assert (found["anew"], found["diverged"], found["compared"]) == (1.0, 0.0, 4.0)
+    assert found["tokens"] == 2 * 2 * EVERY * TOKENS
+    assert found["longest_s"] == 91.0
 
 
 def test_what_torchrun_did_twice_counts_once() -> None:

@@ -120,6 +120,7 @@ def _commit(training: Training, met: Committed) -> dict[str, Any]:
     """Who met, and what all of them have to hold alike."""
     assert training.group is not None, "only members of a group meet"
     return {
+        "run": training.group.view.run,
         "commit": met.step,
         "members": [one.name for one in met.members],
         "attempts": met.attempts,
