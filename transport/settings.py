@@ -22,7 +22,7 @@ CONGESTION: Mapping[str, tuple[str, ...]] = {
 VARIABLES = (
     *("HIVE_LISTEN", "HIVE_ADVERTISE", "HIVE_INTERFACE", "HIVE_ENGINE", "HIVE_CONGESTION", "HIVE_JOB"),
     *("HIVE_JOB_SECRET", "HIVE_CA", "HIVE_CERT", "HIVE_KEY", "HIVE_BROKER", "HIVE_SHARED_MEMORY", "HIVE_ALGORITHM"),
-    *("HIVE_SITE", "HIVE_INSPECT"),
+    *("HIVE_SITE", "HIVE_INSPECT", "HIVE_TAPE"),
 )
 JOB_BYTES_MAX = 128
 SECRET_BYTES_MIN = 16
@@ -60,6 +60,7 @@ class Settings:
         site: the name of the place where this rank is, the same for all that share its link to the others; "" lets
             round trips tell. All ranks have one, or it counts for none.
         inspect: listen on a Unix socket, at which `hive-qos job` asks.
+        tape: a folder for the tape of each member of a volatile group; "" for none.
         receive_bytes_max: most that a `recv` into nothing allocates on the sender's word. Larger tensors are received
             into memory that the caller provides.
     """
@@ -84,6 +85,7 @@ class Settings:
     algorithm: str = ""
     site: str = ""
     inspect: bool = True
+    tape: str = ""
     receive_bytes_max: int = 2**30
 
     def __post_init__(self) -> None:
@@ -150,6 +152,7 @@ class Settings:
             algorithm=values.get("HIVE_ALGORITHM", ""),
             site=values.get("HIVE_SITE", ""),
             inspect=_switch("HIVE_INSPECT", values.get("HIVE_INSPECT", "")),
+            tape=values.get("HIVE_TAPE", ""),
         )
 
 

@@ -85,6 +85,8 @@ class Control:
         self.unfit = 0, 0
         """The epoch and step that this member cannot make up a part for."""
         self.members_min = 1
+        self.attempts = 0
+        """How often the caller has begun to reduce the step that it is at."""
         self.idle = False
         """The caller waits between two steps, for others."""
         self.closing = False
@@ -135,6 +137,7 @@ class Control:
             settings=self._settings,
             mesh=lambda: self.links.present,
             waits=lambda: self.what_waits() if self.idle or self.state.phase is Phase.FROZEN else "",
+            attempts=lambda: self.attempts,
         )
         with self.changed:
             self._adopt(None)

@@ -39,6 +39,7 @@ from transport.volatile.following import ApplyResult, Follower
 from transport.volatile.membership.joining import JobOverError
 from transport.volatile.protocol.hand_over import ASK_S, STAY_S
 from transport.volatile.protocol.view import MEMBERS_MAX, NAME_BYTES_MAX, Member, View
+from transport.volatile.record.tape import require_folder
 from transport.volatile.register.register import Register, RegisterForgotError
 from transport.volatile.steps import Committed, Steps
 
@@ -85,6 +86,7 @@ class VolatileGroup:
         PeerError: the state cannot be received.
         MisuseError: the name cannot be one.
         RegisterLostError: the register cannot be reached.
+        ConfigurationError: no tape can be written into the folder of the settings.
     """
 
     def __init__(
@@ -107,6 +109,8 @@ class VolatileGroup:
         settings = settings or Settings.from_environment()
         if not isinstance(name, str) or not 0 < len(name.encode()) <= NAME_BYTES_MAX:
             raise MisuseError(f"a member's name has 1 to {NAME_BYTES_MAX} bytes: {name!r}")
+        if settings.tape:
+            require_folder(settings.tape)  # only here: where it is gone later, training goes on
         self._register, self._name, self._settings = register, name, settings
         self._state_bytes_max = max(state_bytes_max, settings.receive_bytes_max)
         self._get_state, self._set_state, self._apply_result = get_state, set_state, apply_result

@@ -124,7 +124,8 @@ class Steps:
                     applied=followed.applied,
                 )
                 break
-            attempts, self._reduced = attempts + 1, (view.epoch, step)
+            self._control.attempts = attempts = attempts + 1
+            self._reduced = view.epoch, step
             met = Committed(step, members, attempts)
             try:
                 works = [

@@ -1,4 +1,4 @@
-"""What one member of a volatile group tells of itself to who asks at its socket.
+"""What one member of a volatile group tells of itself: to its tape, and to who asks at its socket.
 
 `saw` is called with each new state of the commit's core. The rest looks at the latest one, and takes no lock.
 """
@@ -14,6 +14,7 @@ from transport.settings import Settings
 from transport.volatile.links.mesh import Mesh
 from transport.volatile.links.traffic import Traffic
 from transport.volatile.protocol.commit import State
+from transport.volatile.record.tape import Tape
 
 COMMITS_KEPT = 8
 """As many as somebody reads."""
@@ -25,20 +26,29 @@ class MemberReport:
 
     Args:
         state: of the member at its start.
-        settings: whether it listens.
+        settings: whether it listens, and where its tape goes.
         mesh: its present connections.
         waits: what keeps its next step from beginning; "" where nothing does.
+        attempts: how often it has reduced the step that it is at.
     """
 
     def __init__(
-        self, state: State, *, job: str, settings: Settings, mesh: Callable[[], Mesh], waits: Callable[[], str]
+        self,
+        state: State,
+        *,
+        job: str,
+        settings: Settings,
+        mesh: Callable[[], Mesh],
+        waits: Callable[[], str],
+        attempts: Callable[[], int],
     ) -> None:
         self._job = job
-        self._mesh, self._waits = mesh, waits
+        self._mesh, self._waits, self._attempts = mesh, waits, attempts
         self._state = state
         self._entered_s = time.time()
         self._traffic = Traffic()
         self._commits: deque[dict[str, object]] = deque(maxlen=COMMITS_KEPT)
+        self._tape = Tape(settings.tape, job=job, state=state) if settings.tape else None
         self._socket: MemberSocket | None = None
         if settings.inspect:
             self._socket = MemberSocket(job=job, name=state.me.name, answer=self._answer)
@@ -46,6 +56,8 @@ class MemberReport:
     def saw(self, state: State) -> None:
         """Take in the member's new state. The caller holds its lock."""
         before, self._state = self._state, state
+        if self._tape is not None:
+            self._tape.saw(before, state, attempt=self._attempts())
         if state.committed > before.committed >= 0:
             told = {"step": state.committed, "epoch": before.view.epoch, "digest": state.digest.hex()}
             self._commits.append({**told, "at_s": round(time.time(), 3)})
@@ -84,9 +96,11 @@ class MemberReport:
         }
 
     def close(self) -> None:
-        """Take the socket away. Idempotent."""
+        """Take the socket away and end the tape. Idempotent."""
         if self._socket is not None:
             self._socket.close()
+        if self._tape is not None:
+            self._tape.close()
 
     def _answer(self, want: str, limit_s: float) -> Mapping[str, object]:
         mesh, view = self._mesh(), self._state.view
