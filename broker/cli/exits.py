@@ -63,7 +63,7 @@ MEANINGS: Final = {
     ExitCode.PRIVILEGE: "privilege missing",
     ExitCode.KERNEL: "refused by the kernel",
     ExitCode.TRANSPORT: "certificate or peer",
-    ExitCode.FOUND: "something was found (doctor, plan, replay)",
+    ExitCode.FOUND: "something was found (doctor, plan, replay, job --tape)",
     ExitCode.SYSTEM: "the system (no room on a disk, no file, no memory)",
     ExitCode.INTERRUPTED: "interrupted",
 }

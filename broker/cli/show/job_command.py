@@ -1,4 +1,4 @@
-"""`hive-qos job`: a whole group, by asking any of its ranks on this host."""
+"""`hive-qos job`: a whole group, by asking any of its ranks on this host; or what a volatile one did, by its tapes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from broker.cli.exits import say
+from broker.cli.exits import ExitCode, say
 from broker.cli.options import JsonOption
 
 SCHEMA = 1
@@ -22,7 +22,13 @@ LIMIT_S_MIN, LIMIT_S_MAX = 0.1, 30.0
 
 
 def job(
-    name: Annotated[str, typer.Argument(help="A job, where several run here.")] = "",
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME | FILE...]", help="A job, where several run here; with --tape: tapes."),
+    ] = None,
+    tape: Annotated[
+        bool, typer.Option("--tape", help="Replay tapes of a volatile group's members (HIVE_TAPE), and check them.")
+    ] = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat every second until q or Ctrl-C.")] = False,
     limit_s: Annotated[
         float, typer.Option("--limit", help="How many seconds each rank has to answer, 0.1 to 30.")
@@ -34,15 +40,23 @@ def job(
     A rank on this host asks all others over the group's own connections. Those who did not answer are named. Only the
     user whose job it is can ask, and root. It needs no broker.
 
+    With --tape it asks nobody. It tells who came and went, and which steps were committed. It names contradictions by
+    file and line: the exit code is 9 then.
+
     \b
     Examples:
       hive-qos job
       hive-qos job llm --watch
+      hive-qos job --tape tapes/*
       hive-qos job --json | jq '.groups[].members[] | {rank, waits, saved_bytes, volatile}'
     """
     if not LIMIT_S_MIN <= limit_s <= LIMIT_S_MAX:  # nan as well, which typer's own bounds let pass
         raise typer.BadParameter(f"{limit_s:g} is not within {LIMIT_S_MIN:g} to {LIMIT_S_MAX:g}", param_hint="--limit")
-    document = _document(name, limit_s)
+    if tape:
+        return _replay([Path(one) for one in names or ()], watch=watch, as_json=as_json)
+    if names and len(names) > 1:
+        raise typer.BadParameter("name one job, or replay tapes with --tape", param_hint="NAME")
+    document = _document(names[0] if names else "", limit_s)
     if as_json:
         while True:
             sys.stdout.write(json.dumps(document) + "\n")
@@ -65,6 +79,19 @@ def job(
         paint(latest, console)
     else:
         console.print(render(document))
+
+
+def _replay(tapes: Sequence[Path], *, watch: bool, as_json: bool) -> None:
+    from broker.cli.show.tape_table import lines
+    from transport.volatile.record.replay import replay
+
+    if watch or not tapes:
+        raise typer.BadParameter("it does not go with --watch" if watch else "name the tapes", param_hint="--tape")
+    document = replay(tapes)
+    for line in [json.dumps(document)] if as_json else lines(document):
+        sys.stdout.write(line + "\n")
+    if document["violations"]:
+        raise typer.Exit(ExitCode.FOUND)
 
 
 def _document(name: str, limit_s: float) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -16,6 +17,8 @@ import pytest
 from patience import wait_until
 from torch._C._distributed_c10d import TCPStore
 
+from transport.volatile.record.replay import replay
+
 PROGRAM = Path(__file__).parent / "programs" / "volatile_rank.py"
 
 
@@ -25,11 +28,14 @@ class Members:
     def __init__(self, folder: Path, port: int) -> None:
         self._folder, self._port = folder, port
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.tapes = folder / "tapes"
+        self.tapes.mkdir()
 
     def start(self, name: str) -> None:
         command = [sys.executable, str(PROGRAM), name, str(self._port)]
         with self._log(name).open("wb") as output, self._log(f"{name}.errors").open("wb") as errors:
-            self.processes[name] = subprocess.Popen(command, stdout=output, stderr=errors)
+            environment = {**os.environ, "HIVE_TAPE": str(self.tapes)}
+            self.processes[name] = subprocess.Popen(command, stdout=output, stderr=errors, env=environment)
 
     def lines(self, name: str) -> list[dict[str, Any]]:
         text = self._log(name).read_text(encoding="utf-8")
@@ -96,3 +102,20 @@ def test_members_are_killed_stand_still_join_and_leave_and_hold_the_same_weights
         left_out = [after for before, after in itertools.pairwise(steps) if after != before + 1]
         assert len(left_out) == (name == "c")
         assert steps == sorted(set(steps))
+
+    tapes = sorted(members.tapes.iterdir())
+    assert {one.name[0] for one in tapes} == {*"abcd"}
+    document = replay(tapes)
+    assert document["violations"] == []
+    (run,) = document["runs"]
+    views = [one for one in run["events"] if one["kind"] == "view"]
+    assert {*"abc"} <= {name for one in views for name in one["went"]}  # on a busy host also who lives
+    assert {name for one in views for name in one["came"]} == {*"abcd"}
+    taped = {
+        step: one["contributors"]
+        for one in run["events"]
+        if one["kind"] == "commits"
+        for step in range(one["steps"][0], one["steps"][1] + 1)
+    }
+    printed = {one["step"]: len(one["members"]) for name in "abcd" for one in members.steps(name)}
+    assert {step: taped[step] for step in printed} == {step: [count, count] for step, count in printed.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import signal
 import sys
 
@@ -32,7 +33,7 @@ def main(name: str, port: str) -> int:
     torch.manual_seed(sum(name.encode()))
     algorithm = DiLoCo(model.parameters(), every=2)
     register = Register(TorchStore(TCPStore("127.0.0.1", int(port))), job="test", secret=b"0123456789abcdef")
-    settings = Settings(listen="127.0.0.1", broker="off")
+    settings = Settings(listen="127.0.0.1", broker="off", tape=os.environ.get("HIVE_TAPE", ""))
     try:
         with algorithm.join(register, name=name, settings=settings) as group:
             tell(joined=group.step)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import tempfile
+from pathlib import Path
 
 import commit_search as search
 import hypothesis
@@ -11,6 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from transport.volatile.protocol.commit import Phase
 from transport.volatile.protocol.view import View
+from transport.volatile.record.replay import replay
+from transport.volatile.record.tape import Tape
 
 STEPS = 3
 MOVES_MAX = 2000
@@ -51,6 +55,8 @@ class Courses(RuleBasedStateMachine):
         )
         self.twin = Twin(self.world.register)
         self.before: list[tuple[int, int]] = []
+        self.folder = tempfile.TemporaryDirectory()
+        self.tapes = [Tape(self.folder.name, job="llm", state=one) for one in self.world.states]
 
     @rule(choices=st.lists(st.tuples(st.integers(0, 11), st.integers(0, 30)), min_size=5, max_size=15))
     def go_on(self, choices: list[tuple[int, int]]) -> None:
@@ -72,6 +78,16 @@ class Courses(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "world"):
             return
+        with self.folder:
+            self._come_to_rest()
+            for one in self.tapes:
+                one.close()
+            document = replay(sorted(Path(self.folder.name).iterdir()))
+        assert document["violations"] == []
+        steps = [one["steps"] for one in document["runs"][0]["events"] if one["kind"] == "commits"]
+        assert (steps[0][0], steps[-1][1]) == (1, STEPS)
+
+    def _come_to_rest(self) -> None:
         for _ in range(MOVES_MAX):
             following = next((world for surely, world in search.following(self.world) if surely), None)
             if following is None:
@@ -88,6 +104,8 @@ class Courses(RuleBasedStateMachine):
 
     def _move(self, world: search.World) -> None:
         self.before = [(place, one.committed) for place, one in enumerate(self.world.states)]
+        for tape, before, after in zip(self.tapes, self.world.states, world.states, strict=True):
+            tape.saw(before, after, attempt=1)
         self.world = world
         self.twin.look(world)
 
