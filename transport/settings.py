@@ -160,7 +160,7 @@ class Settings:
 def _look_for_misspelt(names: tuple[str, ...]) -> None:
     """Warn of what is nearly one of ours: other programs have variables that begin alike."""
     for name in names:
-        if name not in VARIABLES and (meant := difflib.get_close_matches(name, VARIABLES, 1, cutoff=0.85)):
+        if name not in VARIABLES and (meant := difflib.get_close_matches(name, VARIABLES, 1, cutoff=0.8)):
             _log.warning("%s is no setting, and is ignored: %s is one", printable(name), meant[0])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -177,18 +178,26 @@ def _label_what_shrinks() -> None:
 
 
 _alive: set[Any] = set()
-_ended: list[Any] = []
-"""Adapters that torch holds from C++ alone: their Python halves must not be collected while their group lives, nor in
-the moment after it in which torch asks ended ones for their names. That is over when the next group is made."""
+_ended: list[tuple[int, Any]] = []
+"""With the number of their process, adapters that torch holds from C++ alone: their Python halves must not be collected
+while their group lives, nor in the moment after it in which torch asks ended ones for their names. That is over when
+the next group is made."""
 
 
 def keep(adapter: Any) -> None:
-    """Keep a backend or process group until its group has ended."""
+    """Keep a backend or process group until its group has ended; its store, whose port another may want, no longer.
+
+    In a forked child nothing that came from the parent is let go of: the thread of a store's server is not there, and
+    torch would end the process.
+    """
+    process = os.getpid()
 
     def let_go() -> None:
-        _alive.discard(adapter)
-        _ended.append(adapter)
+        if os.getpid() == process:
+            _alive.discard(adapter)
+            _ended.append((process, adapter))
+            adapter.store = None
 
-    _ended.clear()
+    _ended[:] = [one for one in _ended if one[0] != process]
     _alive.add(adapter)
     adapter.collectives.on_close.append(let_go)

@@ -98,6 +98,8 @@ class Methods:
     collectives: Collectives
     reconfiguration: Reconfiguration | None = None
     """Where the group was made with enable_reconfigure=True."""
+    store: Any = None
+    """What torch gave the group to meet in, until it has ended."""
 
     def rank(self) -> int:
         return int(self.collectives.group.rank)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FakeWork
 
 from integrations.torch_backend.work import HiveWork
 
@@ -43,8 +44,10 @@ def takes(method: str, arguments: Sequence[Any]) -> bool:
     return method in METHODS and (tensors or method == "barrier")
 
 
-def call(group: Any, method: str, arguments: Sequence[Any]) -> HiveWork:
+def call(group: Any, method: str, arguments: Sequence[Any]) -> dist.Work:
     """Dispatch a call of one of `METHODS`, and return the Work that the group's Backend made for it.
+
+    Tensors without data (of device "meta", or in torch's fake mode) reach no Backend: nothing is to be done, and is.
 
     Args:
         group: the process group.
@@ -57,7 +60,7 @@ def call(group: Any, method: str, arguments: Sequence[Any]) -> HiveWork:
         METHODS[method](group, *arguments)
     finally:
         _calls.works.pop()
-    return works[0]
+    return works[0] if works else FakeWork()
 
 
 def _inherited(name: str) -> Callable[..., object]:

@@ -54,7 +54,7 @@ class HiveProcessGroup(Methods, _ProcessGroup):  # type: ignore[misc]  # Any on 
         if device is not None:
             self.bound_device_id = device
         self.collectives = collectives
-        self._store = store
+        self.store = store
         self._splits = 0
 
     def getBackendName(self) -> str:
@@ -64,7 +64,7 @@ class HiveProcessGroup(Methods, _ProcessGroup):  # type: ignore[misc]  # Any on 
         return NAME
 
     def get_group_store(self) -> Any:
-        return self._store
+        return self.store
 
     @property
     def supports_abort_hooks(self) -> bool:
@@ -96,7 +96,7 @@ class HiveProcessGroup(Methods, _ProcessGroup):  # type: ignore[misc]  # Any on 
             timeout_s=parent.timeout_s if timeout is None else timeout.total_seconds(),
             options=None if _is_of_another_backend(opts) else GroupOptions.parse(opts),
         )
-        group = self._of_some(child, c10d.PrefixStore(f"{name}/", self._store))
+        group = self._of_some(child, c10d.PrefixStore(f"{name}/", self.store))
         keep(group)
         group._set_group_name(name)
         group._set_group_desc(group_desc or f"{self.group_desc}:split:{self._splits}")

@@ -60,7 +60,8 @@ def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
     def apart(*args: P.args, **kwargs: P.kwargs) -> R:
         return function(*args, **kwargs)
 
-    _eval_frame.set_code_exec_strategy(apart.__code__, _SKIP)  # this frame, and all that it calls
+    own: Any = apart
+    _eval_frame.set_code_exec_strategy(own.__code__, _SKIP)  # this frame, and all that it calls
     for name, value in (("", True), ("_recursive", True), ("_msg", None)):  # for who traces Python and finds the method
         setattr(apart, f"_torchdynamo_disable{name}", value)
     return apart

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -62,6 +66,21 @@ def test_all_connect_however_often_some_of_them_have_tried_before(open_store: Ca
             assert isinstance(result, Group if missing is None else TimedOutError), results
         if missing is not None:
             assert f"nothing from rank {missing}" in str(results[0])
+
+
+def test_a_group_that_has_ended_leaves_its_port_and_forked_children_make_their_own() -> None:
+    script = Path(__file__).parent / "programs" / "ended_stores.py"
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
+        for sock in sockets:
+            sock.bind(("127.0.0.1", 0))
+        ports = [str(sock.getsockname()[1]) for sock in sockets]
+    local = {"HIVE_BROKER": "off", "HIVE_LISTEN": "127.0.0.1", "HIVE_JOB_SECRET": "secret of the test"}
+    environment = os.environ | local | {"PYTHONPATH": str(Path(__file__).parents[3])}
+    ran = subprocess.run(
+        [sys.executable, str(script), *ports], env=environment, capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert ran.returncode == 0, ran.stderr
 
 
 @pytest.mark.parametrize("mistaken", [0, 2])

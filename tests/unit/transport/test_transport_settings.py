@@ -43,6 +43,9 @@ def test_a_variable_that_is_nearly_a_setting_is_named_and_those_of_other_program
 ) -> None:
     Settings.from_environment({"HIVE_LISTN": "127.0.0.1", "HIVE_HOME": "/opt/hive", "HIVE_JOB": "a"})
     assert caplog.messages == ["HIVE_LISTN is no setting, and is ignored: HIVE_LISTEN is one"]
+    caplog.clear()
+    Settings.from_environment({"HIVE_SECRET": "without it nobody is verified", "HIVE_CONF_DIR": "/etc/hive"})
+    assert caplog.messages == ["HIVE_SECRET is no setting, and is ignored: HIVE_JOB_SECRET is one"]
 
 
 def test_each_variable_is_read_and_documented() -> None:
