@@ -1,9 +1,9 @@
 """`monitored_barrier`: a barrier that says which ranks did not come, although they are alive.
 
-Rank 0 hears from every other rank in turn, then tells all of them to go on. What it does not hear in time it names, in
-the words that Gloo uses, because scripts look for them.
+Rank 0 hears from every other rank in turn, then tells all of them to go on, or that it has given up. What it does not
+hear in time it names, in the words that Gloo uses, because scripts look for them.
 
-Every word carries the number of its call. One that came too late for its barrier must not pass for the next one's.
+Every word carries the number of its call, below zero where that was given up. One that came too late for its barrier must not pass for the next one's.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from hive_qos.errors import HiveError, PeerError, TimedOutError, TransportError
-from transport import Priority
+from transport import Priority, Work
 
 if TYPE_CHECKING:
     from integrations.torch_backend.collectives import Collectives
@@ -58,15 +58,27 @@ def barrier(collectives: Collectives, *, timeout_s: float | None, wait_all_ranks
                 lost = error
             if not wait_all_ranks:
                 break
+    words = _tell(collectives, -number if missing else number)
     if lost is not None and len(missing) == 1:
         raise lost
     if missing:
         names = f"Ranks {', '.join(map(str, missing))}" if len(missing) > 1 else f"Rank {missing[0]}"
         raise TimedOutError(f"{names} failed to pass monitoredBarrier", timeout_s=limit_s)
-    word = torch.tensor([number], device="cpu")
-    replies = [group.send(word, rank, TAG, priority=Priority.CONTROL) for rank in range(1, group.size)]
-    for reply in replies:
-        reply.wait()
+    for word in words:
+        word.wait()
+
+
+def _tell(collectives: Collectives, word: int) -> list[Work]:
+    """Send rank 0's word to all others; one that is lost does not keep it from the rest."""
+    group, said = collectives.group, torch.tensor([word], device="cpu")
+    words = []
+    for rank in range(1, group.size):
+        try:
+            words.append(group.send(said, rank, TAG, priority=Priority.CONTROL))
+        except HiveError:
+            if word > 0:
+                raise
+    return words
 
 
 def _report(collectives: Collectives, limit_s: float) -> None:
@@ -75,16 +87,19 @@ def _report(collectives: Collectives, limit_s: float) -> None:
     give_up_s = time.monotonic() + limit_s + _GRACE_S
     try:
         group.send(torch.tensor([number], device="cpu"), 0, TAG, timeout_s=limit_s, priority=Priority.CONTROL).wait()
-        _hear(collectives, 0, number, give_up_s=give_up_s)
+        given_up = not _hear(collectives, 0, number, give_up_s=give_up_s)
+        why: HiveError | None = None
     except TimedOutError as error:
+        given_up, why = True, error
+    if given_up:
         raise TransportError(
             f"Rank {group.rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv"
-            f" from rank 0; see rank 0 for the ranks that are missing ({error})"
-        ) from error
+            f" from rank 0; see rank 0 for the ranks that are missing ({why or 'it has given up'})"
+        ) from why
 
 
-def _hear(collectives: Collectives, rank: int, number: int, *, give_up_s: float) -> None:
-    """Take a rank's word for this call, and drop those for earlier ones that failed.
+def _hear(collectives: Collectives, rank: int, number: int, *, give_up_s: float) -> bool:
+    """Take a rank's word for this call, and drop those for earlier ones that failed; False where it has given up.
 
     Raises:
         PeerError: it has called this more often.
@@ -93,5 +108,8 @@ def _hear(collectives: Collectives, rank: int, number: int, *, give_up_s: float)
     word = torch.zeros(1, dtype=torch.int64, device="cpu")
     while int(word) < number:
         collectives.group.recv(word, rank, TAG, timeout_s=max(give_up_s - time.monotonic(), 0.001)).wait()
+        if int(word) == -number:
+            return False
     if int(word) > number:
         raise PeerError(f"rank {rank}", f"it is at its monitored barrier {int(word)}, this rank at {number}")
+    return True

@@ -78,6 +78,16 @@ def test_words_of_a_barrier_that_failed_do_not_pass_for_the_next_ones(
     assert not late.is_alive()
 
 
+def test_who_came_learns_from_rank_0_that_another_one_did_not(
+    members: list[Collectives], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(TimedOutError, match="Rank 1 failed to pass"):
+        at(members[0])
+    monkeypatch.setattr(Mail, "patience_s", 60)
+    with pytest.raises(TransportError, match="it has given up"):
+        at(members[1])
+
+
 def test_ranks_that_have_not_called_it_equally_often_learn_it(members: list[Collectives]) -> None:
     members[1].next_monitored_barrier()
     with pytest.raises(TransportError, match="successfully reached"):
