@@ -3,7 +3,8 @@
 Rank 0 hears from every other rank in turn, then tells all of them to go on, or that it has given up. What it does not
 hear in time it names, in the words that Gloo uses, because scripts look for them.
 
-Every word carries the number of its call, below zero where that was given up. One that came too late for its barrier must not pass for the next one's.
+Every word carries the number of its call, below zero where that was given up. One that came too late for its barrier
+must not pass for the next one's.
 """
 
 from __future__ import annotations
