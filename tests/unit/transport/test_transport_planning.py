@@ -347,11 +347,19 @@ def test_a_link_that_idles_between_bursts_is_not_taken_for_a_slow_one():
     link = Link()
     link.carry(up_mbit=100, down_mbit=100, slots=WINDOW_SLOTS + 1)
     for _ in range(WINDOWS_KEPT):
-        link.carry(up_mbit=100, down_mbit=1)
-        link.carry(up_mbit=0, down_mbit=1)
+        link.carry(up_mbit=100, down_mbit=10)
+        link.carry(up_mbit=0, down_mbit=10)
     link.carry(up_mbit=1000, down_mbit=1000, took_s=10.0)  # across an idle time
     assert link.report().up_bits_per_s == pytest.approx(100 * MBIT, rel=0.01)
-    assert link.report().down_bits_per_s == pytest.approx(MBIT, rel=0.01)
+    assert link.report().down_bits_per_s == pytest.approx(10 * MBIT, rel=0.01)
+
+
+def test_a_link_that_acknowledges_a_broadcast_is_not_taken_for_a_slow_one():
+    root, leaf = Link(), Link()
+    root.carry(up_mbit=100, down_mbit=3, slots=WINDOWS_KEPT)
+    leaf.carry(up_mbit=3, down_mbit=100, slots=WINDOWS_KEPT)
+    assert (root.report().down_bits_per_s, leaf.report().up_bits_per_s) == (0, 0)
+    assert root.report().up_bits_per_s == leaf.report().down_bits_per_s == pytest.approx(100 * MBIT, rel=0.01)
 
 
 def carry_to(rates: LinkRates, mbit_of_peers: list[dict[int, int]], limited: list[set[int]] | None = None) -> None:

@@ -2,7 +2,8 @@
 
 A rate is nearly the most that went through in WINDOW_SLOTS slots one after another, in each of which something did: an
 algorithm leaves links idle while it waits for slow ones, and training does while it computes. Of these windows the last
-WINDOWS_KEPT count, without the top OUTLIERS. Idle links say nothing: what was measured stays until there is more.
+WINDOWS_KEPT count, without the top OUTLIERS. Idle links say nothing, nor do those that acknowledge what comes the other
+way: what was measured stays until there is more.
 
 Nor does a link say anything of itself that waits for another one. While one peer alone is served, its link may be what
 is slow; while other sites alone are, what leads there may be. Windows like these do not count: a rank with a fast link
@@ -32,6 +33,8 @@ OUTLIERS = 0.05
 """Of the windows: what a full buffer gives back after an idle time is above the link's rate."""
 CONTINUOUS = 0.25
 """Of a window's mean, in each of its slots: less is an idle link in between."""
+ACKNOWLEDGING = 0.1
+"""Of what goes the other way: less may be its acknowledgements alone, which are some hundredths."""
 SPREAD = 0.75
 """Of a window's bytes, at most, to or from one peer: half each is two peers."""
 NEAR = 0.95
@@ -113,15 +116,18 @@ class LinkRates:
             if not one.application_limited or shared[rank] > self._shared.get(rank, shared[rank])
         ]
         self._full.append(len(sends) > 1)
-        for slots, windows, which in ((self._sent, self._up, 0), (self._received, self._down, 1)):
+        for slots, which in ((self._sent, 0), (self._received, 1)):
             if took_s > 2 * SLOT_S:
                 slots.clear()
                 continue
             slots.append(
                 (took_s, {rank: max(counters[rank][which] - self._counters[rank][which], 0) for rank in known})
             )
-            window = tuple(slots)
-            if len(window) == WINDOW_SLOTS and _is_continuous(window) and _is_spread(window):
+        sent, received = tuple(self._sent), tuple(self._received)
+        for window, opposite, windows in ((sent, received, self._up), (received, sent, self._down)):
+            if len(window) < WINDOW_SLOTS or _rate(window) < ACKNOWLEDGING * _rate(opposite):
+                continue
+            if _is_continuous(window) and _is_spread(window):
                 windows.all.append(window)
                 if all(self._full):
                     windows.full.append(window)
