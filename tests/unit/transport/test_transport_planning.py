@@ -148,6 +148,19 @@ def test_a_table_is_replaced_when_a_rate_changes_by_more_than_the_band(mbit, num
     assert table_of(mbit, first).number == number
 
 
+@pytest.mark.parametrize(("rtt_us", "number"), [(40_000, 1), (36_000, 1), (44_000, 1), (20_000, 2)])
+def test_a_table_is_replaced_when_a_latency_is_known_at_last_or_another_one(rtt_us, number):
+    def table_of(rtt_us: int, previous: Network) -> Network:
+        reports = [link(100, rtt_us={other: rtt_us for other in range(3) if other != rank}) for rank in range(3)]
+        return agree(rows_of(reports, table=previous), previous, number=previous.number + 1)
+
+    unknown = table_of(0, Network.uniform(3))
+    known = table_of(40_000, unknown)
+    assert (unknown.number, known.number, known.sites) == (1, 2, unknown.sites)
+    first = replace(known, number=1)
+    assert table_of(rtt_us, first).number == number
+
+
 def test_ranks_that_held_different_tables_all_take_the_new_one():
     reports = [link(100, rtt_us={}) for _ in range(3)]
     first = agree(rows_of(reports, table=Network.uniform(3)), Network.uniform(3), number=1)

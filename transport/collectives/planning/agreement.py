@@ -10,8 +10,9 @@ trip the shorter of both ends' figures, of its rate a positive one, of where the
 from __future__ import annotations
 
 import hashlib
+import itertools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple
 from typing import TypeAlias
 
@@ -25,7 +26,7 @@ from transport.collectives.planning.link_rates import LinkReport
 Row: TypeAlias = npt.NDArray[np.int64]
 
 CHANGE_PERCENT = 25
-"""A table is replaced when a rate differs by more than this: traffic of others moves rates by less most of the time,
+"""A table is replaced when a rate or a latency differs by more: traffic of others moves rates by less most of the time,
 and an algorithm that is the best by less than this is not worth a change."""
 SITE_RTT_US = 2000
 """Ranks with round trips of at most this are at one site: a light path of 200 km, more than a city."""
@@ -160,17 +161,14 @@ def _sites(names: Sequence[int], hosts: Sequence[int], latency_us: npt.NDArray[n
 def _differs(table: Network, previous: Network) -> bool:
     if table.sites != previous.sites:
         return True
-    pairs = zip(
-        (*table.up_bits_per_s, *table.down_bits_per_s, *table.site_up_bits_per_s, *table.site_down_bits_per_s),
-        (
-            *previous.up_bits_per_s,
-            *previous.down_bits_per_s,
-            *previous.site_up_bits_per_s,
-            *previous.site_down_bits_per_s,
-        ),
-        strict=True,
-    )
+    pairs = zip(_figures(table), _figures(previous), strict=True)
     return any(100 * abs(now - before) > CHANGE_PERCENT * before for now, before in pairs)
+
+
+def _figures(table: Network) -> Iterator[int]:
+    """Its rates, and its latencies: 0 for those that are not known yet."""
+    rates = (table.up_bits_per_s, table.down_bits_per_s, table.site_up_bits_per_s, table.site_down_bits_per_s)
+    return itertools.chain(*rates, *table.latency_us)
 
 
 def _digest(text: str) -> int:
