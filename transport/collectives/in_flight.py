@@ -144,8 +144,11 @@ class InFlight:
             self._fail_to_begin(request, unforeseen(request.work.what, cause))
 
     def _begin_agreement(self, request: Request) -> None:
-        schedule = schedule_of(self._problem(request.call, request.number), Plan())
-        self._begin(request, schedule, request.call.signature, None)
+        try:
+            schedule = schedule_of(self._problem(request.call, request.number), Plan())
+            self._begin(request, schedule, request.call.signature, None)
+        except Exception as cause:  # noqa: BLE001 - as of `start`; what waits for it goes on as before it
+            self._fail_to_begin(request, unforeseen(request.work.what, cause))
 
     def _fail_to_begin(self, request: Request, error: HiveError) -> None:
         """An operation that got its number cannot begin here."""

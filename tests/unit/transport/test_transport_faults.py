@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,38 +18,58 @@ from transport import MemoryRendezvous, Settings, TensorView
 from transport.bootstrap.connect import Bootstrap
 from transport.collectives import in_flight as in_flight_module
 from transport.collectives import python_executor as executor_module
+from transport.collectives.membership import agreement_group
+from transport.collectives.planning.planner import LAG
 from transport.engine.base import ConnectionUp, SendDone
 from transport.mesh.endpoint import HELLO_RANK, Endpoint
 from transport.runtime import Runtime
 
 
-def once(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
-    """Let a function fail at its first call."""
-    real, calls = getattr(module, name), []
+def once(
+    monkeypatch: pytest.MonkeyPatch, module: Any, name: str, *, where: Callable[..., bool] = lambda *_: True
+) -> None:
+    """Let a function fail at its first call with such arguments."""
+    real = getattr(module, name)
+    calls: list[tuple[Any, ...]] = []
 
     def failing(*args: Any, **kwargs: Any) -> Any:
-        calls.append(args)
-        if len(calls) == 1:
+        if where(*args) and not calls:
+            calls.append(args)
             raise MemoryError("no memory")
         return real(*args, **kwargs)
 
     monkeypatch.setattr(module, name, failing)
 
 
+def of_group(name: str) -> Callable[..., bool]:
+    """Whether an executor is for a call of this group."""
+    return lambda call, *_: call.context.group == name
+
+
 @pytest.mark.parametrize(
-    ("module", "name"), [(executor_module, "reduce_into"), (in_flight_module, "PythonExecutor")], ids=["step", "start"]
+    ("module", "name", "where"),
+    [(executor_module, "reduce_into", lambda *_: True), (in_flight_module, "PythonExecutor", of_group("w"))],
+    ids=["step", "start"],
 )
 def test_an_operation_that_fails_unexpectedly_ends_on_all_ranks_and_the_next_one_works(
-    make_world, monkeypatch, module, name
+    make_world, monkeypatch, module, name, where
 ):
     world = make_world(2, algorithm="direct")
-    once(monkeypatch, module, name)
+    once(monkeypatch, module, name, where=where)
     results = world.run(lambda group: group.allreduce(np.ones(30_000, "f4"), timeout_s=60.0).wait(30))
     assert {TransportError, CancelledError} <= {type(one) for one in results}
     assert all("MemoryError: no memory" in str(one) for one in results)
     assert world.run(lambda group: group.allreduce(np.ones(30_000, "f4")).wait(30)) == [None, None]
     # The broker was told that each began; one that is never over would hold storage back until its deadline.
     wait_until(lambda: all(not group._runtime._broker._bursts._open for group in world.groups))
+
+
+def test_an_agreement_that_cannot_begin_holds_no_operation_back(make_world, monkeypatch):
+    world = make_world(3)
+    once(monkeypatch, in_flight_module, "PythonExecutor", where=of_group(agreement_group("w")))
+    for _ in range(LAG + 3):
+        assert world.run(lambda group: group.allreduce(np.ones(3)).wait(30)) == [None] * 3
+    assert all(group.explain()["network"]["number"] > 0 for group in world.groups), "the next one was agreed"
 
 
 def test_a_result_that_cannot_be_unpacked_ends_its_operation(make_world, monkeypatch):
@@ -102,14 +123,15 @@ def test_tensors_of_a_failed_operation_are_the_callers_when_the_engine_has_let_g
     world = make_world(2)
     engine = world.network.engines["rank-0"]
     held: list[int] = []
+    holds = "allreduce 0 of group w has failed, but the engine still holds its tensors"
     monkeypatch.setattr(engine, "cancel", held.append)
     with caplog.at_level(logging.WARNING):
         work = world.groups[0].allreduce(np.ones(30_000, "f4"), timeout_s=0.02)
-        wait_until(lambda: "the engine still holds its tensors" in caplog.text)
+        wait_until(lambda: holds in caplog.text)
         with pytest.raises(TimedOutError):
             work.wait(0.1)  # it has failed, and still has not ended
     assert not work.done()
-    assert caplog.text.count("the engine still holds its tensors") == 1
+    assert caplog.text.count(holds) == 1
     monkeypatch.undo()
     for operation in held:
         engine.cancel(operation)
