@@ -17,7 +17,7 @@ from transport import FileRendezvous, Group, Priority, Settings
 
 
 def rounds(group: Group, elements: int) -> None:
-    """All-reduce until rank 0 is told to stop; a line of JSON for each."""
+    """All-reduce, and 64 KiB beside, until rank 0 is told to stop; a line of JSON for each."""
     stop = threading.Event()
 
     def listen() -> None:
@@ -31,6 +31,8 @@ def rounds(group: Group, elements: int) -> None:
         tensor[0] = float(group.rank == 0 and stop.is_set())
         group.allreduce(tensor).wait()
         assert (tensor[1:] == expected).all()
+        group.allreduce(small := np.ones(16 * 1024, dtype=np.float32)).wait()
+        assert (small == group.size).all()
         print(json.dumps(group.explain()), flush=True)
         if tensor[0]:
             return

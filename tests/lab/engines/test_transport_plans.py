@@ -24,12 +24,14 @@ SLOWEST = 2
 
 
 @contextmanager
-def ranks(lab: Lab, folder: Path, does: str, *, size: int, elements: int) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """A rank in each host, h0 and on, behind one router."""
+def ranks(
+    lab: Lab, folder: Path, does: str, *, size: int, elements: int, delay_s: float = 0.001
+) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """A rank in each host, h0 and on, behind one router that is so far away."""
     lab.router("router")
     for rank in range(size):
         lab.host(f"h{rank}")
-        lab.link(f"h{rank}", "router", name=f"l{rank}", rate_bits_per_s=RATE_BITS_PER_S, delay_s=0.001)
+        lab.link(f"h{rank}", "router", name=f"l{rank}", rate_bits_per_s=RATE_BITS_PER_S, delay_s=delay_s)
     lab.up()
     environment = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "MASTER_ADDR": lab["h0"].address}
     options = ["--does", does, "--size", str(size), "--folder", str(folder), "--elements", str(elements)]
@@ -54,6 +56,14 @@ def told(rank: subprocess.Popen[bytes]) -> dict[str, Any]:
         pytest.fail(rank.communicate(timeout=LIMIT_S)[1].decode())
     found: dict[str, Any] = json.loads(line)
     return found
+
+
+def stop(started: list[subprocess.Popen[bytes]]) -> None:
+    """End their rounds."""
+    for one in started:
+        assert one.stdin is not None
+        one.stdin.close()
+        one.stdin = None
 
 
 def ended(started: list[subprocess.Popen[bytes]]) -> None:
@@ -95,13 +105,29 @@ def test_the_plan_follows_a_link_that_falls_and_is_the_same_on_all_ranks(
             )
         )
         print(f"the plan followed within {took_s:.1f} s")
-        for one in started:
-            assert one.stdin is not None
-            one.stdin.close()
-            one.stdin = None
-        for one in started:
-            assert one.stdout is not None
-            one.stdout.read()
+        stop(started)
+        ended(started)
+
+
+@pytest.mark.timeout(120)
+def test_two_ranks_far_apart_exchange_64_kib_and_tell_what_their_way_carries(
+    lab_factory: Callable[..., Lab], tmp_path: Path
+) -> None:
+    """40 ms there and back. A round of 4 MB is 0.8 s."""
+    with ranks(lab_factory("pair"), tmp_path, "rounds", size=2, elements=1_000_000, delay_s=0.01) as started:
+        began_s = time.monotonic()
+        while True:
+            documents = [told(one) for one in started]
+            tables = [one["network"] for one in documents]
+            taken = {one["network_number"]: one for one in documents[0]["collectives"] if one["bytes"] == 64 * 1024}
+            measured = all(0.5 < one / RATE_BITS_PER_S < 1.2 for one in tables[0]["up_bits_per_s"])
+            if measured and tables[0]["number"] in taken:
+                break
+            assert time.monotonic() < began_s + LIMIT_S, tables[0]
+        assert tables[0] == tables[1]
+        assert 15_000 < tables[0]["latency_us"][0][1] < 40_000
+        assert taken[tables[0]["number"]]["algorithm"] == "exchange", (tables[0], taken)
+        stop(started)
         ended(started)
 
 

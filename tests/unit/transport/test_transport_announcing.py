@@ -19,15 +19,16 @@ from transport import Group, ReduceOp
 from transport.broker.session import BrokerSession
 from transport.collectives import calls
 from transport.collectives.aborts import RemoteAbort
+from transport.collectives.in_flight import InFlight
 from transport.mesh.peers import Phase
 
 
 class Heard:
-    """Listens to what a rank tells its link to the broker."""
+    """Listens to what a rank tells its link to the broker, but for the ends of agreements."""
 
     def __init__(self, group: Group) -> None:
         self.begun: list[tuple[str, Mapping[str, int]]] = []
-        self.ended = 0
+        self.ended, self._group = 0, group.name
         link = group._runtime._broker
         assert link is not None
         self._link: BrokerSession = link
@@ -40,11 +41,17 @@ class Heard:
         self._begins(now_s, collective, size_bytes)
 
     def _end(self, now_s: float, collective: Hashable) -> None:
-        self.ended += 1
+        assert isinstance(collective, tuple)
+        self.ended += collective[0] == self._group
         self._ends(now_s, collective)
 
     def under_way(self) -> int:
         return len(self._link._bursts._open)
+
+
+def running(tasks: InFlight) -> list[int]:
+    """The numbers of the operations of group w that are under way; its agreement may be as well."""
+    return [number for group, number in tasks._running if group == "w"]
 
 
 def within(seconds: float, body: Callable[[], object]) -> object:
@@ -135,13 +142,14 @@ def test_a_group_without_one_of_its_ranks_announces_nothing_more(make_world):
 def test_what_is_to_raise_an_earlier_disagreement_or_comes_after_the_goodbye_is_not_announced(make_world):
     world = make_world(2, algorithm="direct")
     heard = Heard(world.groups[0])
+    other = world.groups[0].subgroup([0, 1], algorithm="direct")
     tasks = world.groups[0]._runtime._in_flight
     tasks._found_late["w"] = PeerError("rank 1", "a test")
     with pytest.raises(PeerError, match="a test"):
         world.groups[0].allreduce(np.ones(30_000)).wait(60)
     tasks._endpoint.closing = True
     with pytest.raises(CancelledError, match="closed"):
-        world.groups[0].allreduce(np.ones(30_000)).wait(60)
+        other.allreduce(np.ones(30_000)).wait(60)
     assert (heard.begun, heard.under_way()) == ([], 0)
 
 
@@ -214,7 +222,7 @@ def test_an_interrupt_after_the_operation_was_handed_over_ends_it(make_world, mo
     with pytest.raises(KeyboardInterrupt):
         world.groups[0].allreduce(np.ones(30_000))
     tasks = runtime._in_flight
-    wait_until(lambda: tasks._groups["w"].begun == 1 and not tasks._running, what=lambda: tasks._running)
+    wait_until(lambda: tasks._groups["w"].begun == 1 and not running(tasks), what=lambda: tasks._running)
     assert heard.under_way() == 0
     with pytest.raises(CancelledError, match=r"rank 0 gave up: .*the call was interrupted"):
         world.groups[1].allreduce(np.ones(30_000)).wait(60)
@@ -242,7 +250,7 @@ def test_of_several_collectives_that_start_together_an_interrupt_ends_all_and_fr
     with pytest.raises(KeyboardInterrupt):
         world.groups[0].start(prepared)
     monkeypatch.undo()
-    assert (runtime._in_flight._groups["w"].begun, runtime._in_flight._running) == (2, {})
+    assert (runtime._in_flight._groups["w"].begun, running(runtime._in_flight)) == (2, [])
     before = [tensor.copy() for tensor in tensors]
     for _ in tensors:
         with pytest.raises(CancelledError, match=r"rank 0 gave up: .*the call was interrupted"):

@@ -87,7 +87,7 @@ def test_two_ranks_exchange_small_tensors_over_long_ways():
     assert (taken(choice), choice.reason) == ("direct", "exchange is not 20 % better")
 
 
-def test_two_ranks_exchange_what_is_small_although_they_never_measure_their_way():
+def test_two_ranks_exchange_what_is_small_before_their_way_is_measured():
     for nbytes, name in ((4096, "exchange"), (16 * 1024, "exchange"), (16 * MIB, "direct")):
         assert taken(choose(problem_of("all_reduce", nbytes=nbytes, size=2), Network.uniform(2))) == name
 

@@ -170,7 +170,7 @@ def test_ranks_that_held_different_tables_all_take_the_new_one():
     assert agree(rows, first, number=6).number == 6
 
 
-@given(data=st.data(), size=st.integers(3, 5))
+@given(data=st.data(), size=st.integers(2, 5))
 def test_whatever_ranks_say_of_their_links_there_is_a_table_and_a_choice(data, size):
     numbers = st.lists(st.integers(-(2**63), 2**63 - 1), min_size=FIXED + size, max_size=FIXED + size)
     rows = [np.array(data.draw(numbers), dtype=np.int64) for _ in range(size)]
@@ -183,7 +183,7 @@ def test_whatever_ranks_say_of_their_links_there_is_a_table_and_a_choice(data, s
 
 
 @settings(max_examples=10)
-@given(data=st.data(), size=st.integers(3, 6), seed=st.integers(0, 2**32))
+@given(data=st.data(), size=st.integers(2, 6), seed=st.integers(0, 2**32))
 def test_all_ranks_use_the_same_table_for_an_operation_however_far_one_is_ahead(data, size, seed):
     """Each rank goes on as fast as it likes; an agreement is over when all have given their row."""
     choose = random.Random(seed)
@@ -297,10 +297,30 @@ def test_nobody_goes_on_without_an_agreement_for_longer_than_others_believe_it()
     assert due == list(range(0, 2000, AHEAD_MAX + LAG))
 
 
-def test_two_ranks_never_agree():
-    planner = Planner(ranks=range(2), rank=0, forced="", site="", host="x")
-    for number in range(1000):
-        assert not planner.is_due(number, lambda _far: link(100, rtt_us={}), now_s=number)
+@pytest.mark.parametrize(("size", "agrees"), [(1, False), (2, True)])
+def test_a_rank_alone_never_agrees_and_two_do(size: int, agrees: bool):
+    planner = Planner(ranks=range(size), rank=0, forced="", site="", host="x")
+    due = [planner.is_due(number, lambda _far: link(100, rtt_us={}), now_s=number) for number in range(1000)]
+    assert due == [agrees] * 1000
+
+
+@pytest.mark.parametrize(
+    ("mbit", "rtt_us", "nbytes", "name"),
+    [
+        (100, 20_000, 64 * 1024, "exchange"),
+        (100, 40_000, 256 * 1024, "exchange"),
+        (0, 20_000, 64 * 1024, "exchange"),
+        (100, 20_000, 2**20, "direct"),
+        (1000, 200, 256 * 1024, "direct"),
+        (8000, 60, 64 * 1024, "exchange"),
+        (8000, 60, 2**20, "direct"),
+    ],
+)
+def test_two_ranks_exchange_the_more_the_longer_and_faster_their_way_is(mbit: int, rtt_us: int, nbytes: int, name: str):
+    reports = [link(mbit, rtt_us={1 - rank: rtt_us}, far_mbit=mbit if rtt_us > 2000 else 0) for rank in range(2)]
+    table = agree(rows_of(reports, table=Network.uniform(2)), Network.uniform(2), number=1)
+    problem = Problem(operation=Operation.ALLREDUCE, rank=0, size=2, item_bytes=4, counts=(nbytes // 4,))
+    assert choose(problem, table).taken.plan.algorithm == name
 
 
 def statistics(*, delivered: int, received: int) -> ConnectionStatistics:
@@ -427,13 +447,32 @@ def test_who_waited_for_the_others_is_not_the_slow_one_where_another_was_bound_b
     assert table.up_bits_per_s == table.down_bits_per_s == (25 * MBIT, others, others)
 
 
-def test_what_goes_through_shared_memory_fills_a_link():
+@pytest.mark.parametrize("peers", [(1,), (1, 2)])
+def test_what_goes_through_shared_memory_fills_a_link(peers: tuple[int, ...]):
     rates = LinkRates()
     for number in range(3 * WINDOW_SLOTS):
         one = replace(statistics(delivered=0, received=0), application_limited=True)
         one = replace(one, shared_sent_bytes=number * 10**6, shared_received_bytes=number * 10**6)
-        rates.sample(100.0 + number * SLOT_S, {1: one, 2: one})
+        rates.sample(100.0 + number * SLOT_S, dict.fromkeys(peers, one))
     assert rates.report(frozenset()).full
+    assert rates.report(frozenset()).up_bits_per_s == pytest.approx(80 * MBIT * len(peers), rel=0.01)
+
+
+def test_a_rank_with_one_peer_measures_their_way_while_it_always_has_something_to_send():
+    waits, sends = [({1: 20}, {1})] * 20, [({1: 100}, set[int]())] * 10
+    for slots, mbit in ((waits, 0), (waits + sends + waits, 100)):
+        rates = LinkRates()
+        carry_to(rates, [slot for slot, _ in slots], [limited for _, limited in slots])
+        report = rates.report(frozenset({1}))
+        assert report.up_bits_per_s == report.far_up_bits_per_s == pytest.approx(mbit * MBIT, rel=0.01)
+        assert (report.down_bits_per_s, report.far_down_bits_per_s) == (0, 0), "it may have waited for the peer"
+        assert report.full is (mbit > 0)
+
+
+def test_of_two_ranks_one_receives_what_the_other_sends():
+    sends = [LinkReport(mbit * MBIT, 0, mbit * MBIT, 0, {1 - rank: 20_000}) for rank, mbit in enumerate((100, 0))]
+    table = agree(rows_of(sends, table=Network.uniform(2)), Network.uniform(2), number=1)
+    assert (table.up_bits_per_s, table.down_bits_per_s) == ((100 * MBIT, 1000 * MBIT), (1000 * MBIT, 100 * MBIT))
 
 
 def test_what_was_measured_is_forgotten_of_a_rank_that_has_moved_and_of_all_where_this_one_has():
@@ -476,8 +515,28 @@ def test_a_link_that_waits_for_what_leads_to_other_sites_says_nothing_of_itself(
     assert among_themselves.report(frozenset({3})).up_bits_per_s == pytest.approx(202 * MBIT, rel=0.01)
 
 
-def test_a_group_agrees_beside_its_operations_and_goes_on(make_world):
-    world = make_world(3)
+def test_two_ranks_agree_with_their_first_collective_and_not_before(make_world):
+    world = make_world(2)
+
+    def begun() -> list[int]:
+        return [group._runtime._groups.by_name[agreement_group("w")].next_number for group in world.groups]
+
+    def talk(group: Any) -> None:
+        for number in range(20):
+            sent = group.send(np.full(4, number, "f4"), 1 - group.rank)
+            group.recv(np.empty(4, "f4"), 1 - group.rank).wait(30)
+            sent.wait(30)
+
+    world.results(talk)
+    assert begun() == [0, 0]
+    world.results(lambda group: group.allreduce(np.ones(4, "f4")).wait(30))
+    wait_until(lambda: [group.explain()["network"]["number"] for group in world.groups] == [LAG, LAG])
+    assert begun() == [1, 1]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_group_agrees_beside_its_operations_and_goes_on(make_world, size):
+    world = make_world(size)
 
     def body(group: Any) -> list[float]:
         works, tensors = [], [np.full(10_000, group.rank + number, "f4") for number in range(60)]
@@ -487,7 +546,8 @@ def test_a_group_agrees_beside_its_operations_and_goes_on(make_world):
             work.wait(30)
         return [float(tensor[0]) for tensor in tensors]
 
-    assert world.results(body) == [[3.0 * number + 3 for number in range(60)]] * 3
+    sums = [float(sum(rank + number for rank in range(size))) for number in range(60)]
+    assert world.results(body) == [sums] * size
     wait_until(lambda: sum(one["count"] for one in world.groups[0].explain()["collectives"]) >= 60)
     documents = [group.explain() for group in world.groups]
     assert all(document["network"]["number"] >= 1 for document in documents)

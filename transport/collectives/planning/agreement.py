@@ -98,6 +98,8 @@ def _table_of(rows: Sequence[Row], *, number: int) -> Network:
         up, down = (
             tuple(rate if row[FULL] else 0 for rate, row in zip(all_, rows, strict=True)) for all_ in (up, down)
         )
+    if size == 2:
+        down = tuple(rate or sent for rate, sent in zip(down, reversed(up), strict=True))
     rtt = np.clip(np.array([row[FIXED:] for row in rows]), 0, RTT_US_MAX)
     np.fill_diagonal(rtt, 0)
     measured_by_both = np.minimum(rtt, rtt.T) > 0

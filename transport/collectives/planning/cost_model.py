@@ -174,7 +174,7 @@ def choose(problem: Problem, network: Network, *, forced: str = "") -> Choice:
     reason = f"shortest predicted time, bound by {taken.bound}"
     direct = next(one for one in candidates if one.plan.algorithm == "direct")
     is_close = 100 * taken.predicted_s > (100 - BETTER_PERCENT) * direct.predicted_s
-    # Two ranks predict with no measured links: what needs fewer messages in turn is faster over every path.
+    # Between two ranks what needs fewer messages in turn is faster over every path.
     is_certain = network.size == 2 and taken.bound == "latency"
     if taken is not direct and is_close and not is_certain:
         reason = f"{taken.plan.algorithm} is not {BETTER_PERCENT} % better"

@@ -11,6 +11,10 @@ spends most of its time so where one rank is slow, and would be taken for slow i
 always had something left to send to several peers: in others it may have waited for others, and what went through says
 only that its link may be faster, which is BBR's rule (draft-ietf-ccwg-bbr). So where one rank of a group has such
 windows, ranks without them are not the slow ones.
+
+A rank with one peer alone shares one way with it, so that it does not matter whose link is slow. There full windows of
+what is sent count, and no others: with small tensors, or while ranks compute in between, any way would look slow. What
+comes in is the peer's to measure, for only a sender knows whether it always had something to send.
 """
 
 from __future__ import annotations
@@ -115,7 +119,8 @@ class LinkRates:
             for rank, one in connections.items()
             if not one.application_limited or shared[rank] > self._shared.get(rank, shared[rank])
         ]
-        self._full.append(len(sends) > 1)
+        alone = len(connections) == 1
+        self._full.append(bool(sends) if alone else len(sends) > 1)
         for slots, which in ((self._sent, 0), (self._received, 1)):
             if took_s > 2 * SLOT_S:
                 slots.clear()
@@ -123,13 +128,13 @@ class LinkRates:
             slots.append(
                 (took_s, {rank: max(counters[rank][which] - self._counters[rank][which], 0) for rank in known})
             )
-        sent, received = tuple(self._sent), tuple(self._received)
+        sent, received, full = tuple(self._sent), tuple(self._received), all(self._full)
         for window, opposite, windows in ((sent, received, self._up), (received, sent, self._down)):
             if len(window) < WINDOW_SLOTS or _rate(window) < ACKNOWLEDGING * _rate(opposite):
                 continue
-            if _is_continuous(window) and _is_spread(window):
+            if _is_continuous(window) and (full and window is sent if alone else _is_spread(window)):
                 windows.all.append(window)
-                if all(self._full):
+                if full:
                     windows.full.append(window)
         self.see_round_trips(connections)
         self._counters, self._shared, self._since_s = counters, shared, now_s

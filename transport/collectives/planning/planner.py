@@ -9,7 +9,7 @@ If an agreement fails, its group's table stays what it was; ranks on which it di
 which the signature of a call names. A rank on which one failed begins another with its next operation, and with that
 all have the same again.
 
-Groups of one or two ranks need no agreement: nothing that is measured would change what is best.
+A group of one rank needs no agreement, nor does one in which nobody calls a collective.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Planner:
     @property
     def agrees(self) -> bool:
         """Whether there are agreements at all."""
-        return len(self._ranks) > 2
+        return len(self._ranks) > 1
 
     @property
     def table(self) -> Network:
