@@ -190,13 +190,14 @@ def keep(adapter: Any) -> None:
     In a forked child nothing that came from the parent is let go of: the thread of a store's server is not there, and
     torch would end the process.
     """
-    process = os.getpid()
+    process, mine = os.getpid(), adapter.collectives
 
     def let_go() -> None:
         if os.getpid() == process:
             _alive.discard(adapter)
             _ended.append((process, adapter))
-            adapter.store = None
+            if adapter.collectives is mine:  # else it was reconfigured, and goes on with others
+                adapter.store = None
 
     _ended[:] = [one for one in _ended if one[0] != process]
     _alive.add(adapter)

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FakeWork
 
 from integrations.torch_backend.work import HiveWork
 
 _ProcessGroup: Any = dist.ProcessGroup
+_Work: Any = dist.Work
 _MILLISECOND = timedelta(milliseconds=1)
 
 
@@ -47,7 +47,7 @@ def takes(method: str, arguments: Sequence[Any]) -> bool:
 def call(group: Any, method: str, arguments: Sequence[Any]) -> dist.Work:
     """Dispatch a call of one of `METHODS`, and return the Work that the group's Backend made for it.
 
-    Tensors without data (of device "meta", or in torch's fake mode) reach no Backend: nothing is to be done, and is.
+    Tensors without data (of device "meta", or in torch's fake mode) reach no Backend, and get a Work of torch's.
 
     Args:
         group: the process group.
@@ -57,10 +57,12 @@ def call(group: Any, method: str, arguments: Sequence[Any]) -> dist.Work:
     works: list[HiveWork] = []
     _calls.works.append(works)
     try:
-        METHODS[method](group, *arguments)
+        others: Any = METHODS[method](group, *arguments)
     finally:
         _calls.works.pop()
-    return works[0] if works else FakeWork()
+    if works:
+        return works[0]
+    return others if isinstance(others, dist.Work) else _Work.unbox(others)
 
 
 def _inherited(name: str) -> Callable[..., object]:

@@ -49,6 +49,7 @@ def barrier(collectives: Collectives, *, timeout_s: float | None, wait_all_ranks
     for rank in range(1, group.size):
         left_s = give_up_s - time.monotonic()
         if left_s <= 0 and not missing:
+            _tell(collectives, -number)
             raise TimedOutError("Rank 0 timed out in monitoredBarrier", timeout_s=limit_s)
         left_s = max(left_s, 0.001)
         try:

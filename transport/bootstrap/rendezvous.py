@@ -208,6 +208,7 @@ class TcpRendezvous:
     def __init__(self, address: str, *, serve: bool) -> None:
         self.host, self.port = host_and_port("rendezvous", address, host="127.0.0.1", port_min=0 if serve else 1)
         self._reached = False
+        self._pauses_s: dict[str, float] = {}
         self._warn_s: float | None = None
         self._refused_since_s: float | None = None
         self._token = os.urandom(TOKEN_BYTES)
@@ -229,16 +230,18 @@ class TcpRendezvous:
         self._ask(b"S", key, value=value, timeout_s=SET_S, give_up_s=time.monotonic() + SET_S)
 
     def get(self, key: str, timeout_s: float) -> bytes:
-        give_up_s, pause_s = time.monotonic() + timeout_s, POLL_S
+        give_up_s = time.monotonic() + timeout_s
         while True:
             value = self._ask(b"G", key, value=b"", timeout_s=timeout_s, give_up_s=give_up_s)
             if value is not None:
+                self._pauses_s.pop(key, None)
                 return value
             left_s = give_up_s - time.monotonic()
             if left_s <= 0:
                 raise TimedOutError(f"rendezvous key {key}", timeout_s=timeout_s)
+            pause_s = self._pauses_s.get(key, POLL_S)  # who waits long asks with many short timeouts
+            self._pauses_s[key] = min(2 * pause_s, POLL_S_MAX)
             time.sleep(min(pause_s, left_s))
-            pause_s = min(2 * pause_s, POLL_S_MAX)
 
     def close(self) -> None:
         """Stop serving, where this rank serves. Call it when every rank is connected."""

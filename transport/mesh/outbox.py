@@ -1,10 +1,10 @@
 """What waits to be sent to one peer over one kind of connection, and what is in flight. No I/O.
 
-A send waits until less than `IN_FLIGHT_BYTES_MAX` of its priority and of more urgent ones is in flight; a short one
-only for other short ones, because the engine serves equals in turns. Equals of like length keep their order. No message
-waits here behind a less urgent one, because the engine serves it first. Control messages do not wait. What the receiver
-asked to have held back is set aside, and does not count in flight. Each hold lowers the bound for others, because what
-is in flight when a hold is said has a place in the receiver's store all the same.
+A send waits until less than `IN_FLIGHT_BYTES_MAX` of its priority and of more urgent ones is in flight. Of short and
+long equals neither waits for the other, because the engine serves equals in turns. Those of a kind keep their order. No
+message waits here behind a less urgent one, because the engine serves it first. Control messages do not wait. What the
+receiver asked to have held back is set aside, and does not count in flight. Each hold lowers the bound for others,
+because what is in flight when a hold is said has a place in the receiver's store all the same.
 """
 
 from __future__ import annotations
@@ -114,7 +114,8 @@ class Outbox:
         ahead = sum(
             count
             for (is_short, priority), count in self._in_flight_bytes.items()
-            if priority <= sending.priority and (is_short or not short)
+            if (priority < sending.priority and (is_short or not short))
+            or (priority == sending.priority and is_short is short)
         )
         return bool(ahead) and ahead + sending.header.length > IN_FLIGHT_BYTES_MAX // (1 + self._holds)
 

@@ -334,7 +334,8 @@ class PeerTable:
         way.dialling = False
         channel = self.peers[dial.rank].channel(bulk=dial.bulk)
         if channel.connections:
-            way.rest(now_s)
+            if now_s >= way.next_dial_s:  # once, of several attempts at a time
+                way.rest(now_s)
         else:
             channel.failed(way, now_s)
 
@@ -361,7 +362,8 @@ class PeerTable:
         ended = channel.connections.pop(connection)
         channel.choose_by_link()
         if channel.connections:
-            channel.rest(ended.link, lambda way: self._link(peer, way.path), now_s)
+            if ended.link not in channel.by_link:
+                channel.rest(ended.link, lambda way: self._link(peer, way.path), now_s)
             return None
         if channel.fresh:
             channel.fresh = False

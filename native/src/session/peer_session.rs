@@ -61,7 +61,7 @@ pub struct PeerSession {
     pub scheduler: Arc<SendScheduler>,
     /// Streams are opened one by one, so that the most urgent message gets the next one that the peer allows.
     pub opener: Arc<SendScheduler>,
-    /// How many streams were opened for messages.
+    /// How many turns messages have had.
     pub turns: AtomicU32,
     pub stage: sync::watch::Sender<Stage>,
     pub(super) remote: SocketAddr,

@@ -14,7 +14,9 @@ import torch.distributed as dist
 def reduce_alone(port: str) -> None:
     dist.init_process_group("hive", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
     dist.all_reduce(torch.ones(3))
-    dist.all_reduce(torch.ones(3, device="meta"))  # as in a dry run: nothing is to be done
+    nothing = torch.ones(3, device="meta")  # as in a dry run: nothing is to be done
+    dist.all_reduce(nothing)
+    dist.all_to_all_single(nothing, nothing)
 
 
 def in_child(body: Callable[[], None]) -> None:

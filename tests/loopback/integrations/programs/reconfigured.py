@@ -49,6 +49,7 @@ class Member:
 
     def form(self, uuid: int, numbers: Sequence[int] | None = None) -> None:
         api._reconfigure(uuid, self.exchange(f"form {uuid}", numbers)).wait()
+        assert dist.group.WORLD.get_group_store() is not None
 
     def total(self) -> float:
         tensor = torch.full((1000,), 10.0**self.number)

@@ -63,6 +63,8 @@ def test_a_short_message_waits_for_no_long_one_of_its_priority_but_for_room_amon
     assert names(outbox) == [1, *range(3, 3 + room)]
     outbox.ended(3)
     assert names(outbox) == [3 + room]
+    outbox.ended(1)
+    assert names(outbox) == [2], "nor does a long one wait until no short one is under way"
 
 
 def test_control_messages_do_not_wait_for_room():

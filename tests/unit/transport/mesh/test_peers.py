@@ -381,6 +381,23 @@ def test_a_further_link_that_cannot_be_reached_keeps_none_of_the_others_waiting(
     assert len(set(rests)) == 2, "all of its addresses are tried"
 
 
+def test_many_attempts_that_fail_or_are_not_needed_count_once_against_a_link() -> None:
+    peers = several(0)
+    first = connected(peers, 5, 100.0)
+    second = connected(peers, 6, 101.0)
+    peers.down(5, reason="cut", now_s=200.0)
+    peers.down(6, reason="cut", now_s=200.0)
+    for tenths in range(10):
+        peers.due(200.0 + tenths / 10)
+    local, address = first.path.local, first.address[0]
+    assert peers.up(1, 7, bulk=False, dialled=first, local=local, address=address)
+    assert peers.up(1, 8, bulk=False, dialled=None, local=local, address=address)
+    peers.down(8, reason="there is another one by now", now_s=201.0)
+    for _ in range(5):
+        peers.dial_failed(second, now_s=210.0)
+    assert [type(one) for one in peers.due(210.0 + SPARE_AGAIN_S)] == [Dial]
+
+
 def test_when_the_last_link_is_lost_every_address_is_dialled_again() -> None:
     peers = several(0)
     connected(peers, 5, 100.0), connected(peers, 6, 101.0)
