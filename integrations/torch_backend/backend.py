@@ -190,13 +190,13 @@ def keep(adapter: Any) -> None:
     In a forked child nothing that came from the parent is let go of: the thread of a store's server is not there, and
     torch would end the process.
     """
-    process, mine = os.getpid(), adapter.collectives
+    process = os.getpid()
 
     def let_go() -> None:
         if os.getpid() == process:
             _alive.discard(adapter)
             _ended.append((process, adapter))
-            if adapter.collectives is mine:  # else it was reconfigured, and goes on with others
+            if adapter.reconfiguration is None:  # else it may go on with other ranks
                 adapter.store = None
 
     _ended[:] = [one for one in _ended if one[0] != process]
