@@ -147,7 +147,8 @@ def test_python_hears_of_a_collective_and_not_of_its_chunks(world, monkeypatch):
     assert all((tensor == 2).all() for tensor in tensors)
     # What comes before this rank has begun is told, because nobody knows yet whether it is of the right call.
     told = heard.pop("UnexpectedMessage", 0)
-    assert heard == {"CollectiveEnded": 2}
+    assert heard.pop("CollectiveEnded") in (2, 4), "the first one has an agreement on links beside it"
+    assert not heard
     assert told < 128
 
 
