@@ -87,7 +87,11 @@ def _replay(tapes: Sequence[Path], *, watch: bool, as_json: bool) -> None:
 
     if watch or not tapes:
         raise typer.BadParameter("it does not go with --watch" if watch else "name the tapes", param_hint="--tape")
-    document = replay(tapes)
+    try:
+        document = replay(tapes)
+    except FileNotFoundError as problem:
+        say(f"{problem.filename}: no such tape; members write theirs where HIVE_TAPE is the name of a folder")
+        raise typer.Exit(ExitCode.SYSTEM) from None
     for line in [json.dumps(document)] if as_json else lines(document):
         sys.stdout.write(line + "\n")
     if document["violations"]:
