@@ -315,7 +315,7 @@ def test_a_broken_line_is_named_and_the_lines_after_it_count(folder: Path, broke
         (b"\x7fELF\xff\xfe" * 10_000, "no tape"),
         (b'{"kind": "tape", "version": 2, "job": "llm", "run": 1, "member": ["a", 1]}\n', "version"),
         (b'{"kind": "tape", "vers', "no tape"),
-        (None, "No such file or directory"),
+        (None, "no such tape; members write theirs"),
     ],
 )
 def test_a_file_that_is_no_tape_is_refused_by_its_name(folder: Path, content: bytes | None, said: str) -> None:
