@@ -100,7 +100,7 @@ def in_threads(size: int, run: Callable[[int], None]) -> None:
         except BaseException as error:  # noqa: BLE001 - shown in the test's own thread
             errors.append(error)
 
-    threads = [threading.Thread(target=guarded, args=(rank,)) for rank in range(size)]
+    threads = [threading.Thread(target=guarded, args=(rank,), daemon=True) for rank in range(size)]
     for one in threads:
         one.start()
     for one in threads:
