@@ -338,12 +338,12 @@ class Endpoint:
             _log.warning("refused a connection from %s at %s: no rank of ours", event.peer, event.remote)
             engine.disconnect(event.connection, wire_code=WireCode.PEER_UNEXPECTED, reason="no rank of this group")
             return
-        if dialled is not None and self.peers.is_second(dialled):
-            engine.disconnect(event.connection, wire_code=WireCode.NO_ERROR, reason="there is another one by now")
-            return
         address = event.remote[0] if dialled is None else dialled.address[0]
         if not self.peers.up(peer.rank, event.connection, bulk=bulk, dialled=dialled, local=local, address=address):
-            self._say_gone(peer.rank, event.connection)
+            if self.peers.error(peer.rank) is None:
+                engine.disconnect(event.connection, wire_code=WireCode.NO_ERROR, reason="there is another one by now")
+            else:
+                self._say_gone(peer.rank, event.connection)
             return
         self.collectives.route(peer.rank, bulk=bulk)
         self._sends.pump(peer.rank, bulk=bulk)

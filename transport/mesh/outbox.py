@@ -65,12 +65,17 @@ class Sending:
 Entry = tuple[int, tuple[int, int], int, Sending]
 
 
+def _queues() -> dict[bool, list[Entry]]:
+    """Of short messages, and of long ones."""
+    return {True: [], False: []}
+
+
 @dataclass
 class Outbox:
     """Two queues, of short and of long messages, ordered by priority, then order, then time; and what is under way."""
 
     in_flight: dict[int, Sending] = field(default_factory=dict)
-    _waiting: dict[bool, list[Entry]] = field(default_factory=lambda: {True: [], False: []})
+    _waiting: dict[bool, list[Entry]] = field(default_factory=_queues)
     _held: list[Entry] = field(default_factory=list)
     _in_flight_bytes: dict[tuple[bool, Priority], int] = field(default_factory=dict)
     _holds: int = 0
@@ -88,7 +93,7 @@ class Outbox:
         """What is held back has changed: it is so much."""
         self._holds = holds
         entries = [entry for entry in (*self._all_waiting(), *self._held) if not entry[-1].ended]
-        self._held, self._waiting = [], {True: [], False: []}
+        self._held, self._waiting = [], _queues()
         for entry in entries:
             (self._held if is_held(entry[-1].header) else self._waiting[_is_short(entry[-1])]).append(entry)
         for queue in self._waiting.values():
@@ -147,7 +152,7 @@ class Outbox:
 
     def drain(self) -> list[Sending]:
         """Take out everything that waits."""
-        waiting, self._waiting, self._held = [*self._all_waiting(), *self._held], {True: [], False: []}, []
+        waiting, self._waiting, self._held = [*self._all_waiting(), *self._held], _queues(), []
         return [entry[-1] for entry in sorted(waiting, key=lambda entry: entry[:3])]
 
     def _all_waiting(self) -> Iterator[Entry]:

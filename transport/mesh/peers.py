@@ -285,7 +285,7 @@ class PeerTable:
         return any(one.address in ours for one in peer.compute.connections.values())
 
     def up(self, rank: int, connection: int, *, bulk: bool, dialled: Dial | None, local: int, address: str) -> bool:
-        """A connection to `rank` came up; whether it is wanted (not from a rank that is gone).
+        """A connection to `rank` came up; whether it is wanted: not of a rank that is gone, nor our second to a link.
 
         Args:
             dialled: what `due` asked for; None where the peer dialled.
@@ -299,24 +299,17 @@ class PeerTable:
         if peer.phase in _ENDED:
             return False
         link = self._own[local].interface, peer.interface_of(address)
-        channel.connections[connection] = _Connection((self._rank < rank) == (dialled is not None), link, address)
+        made = _Connection((self._rank < rank) == (dialled is not None), link, address)
+        there = channel.connections.values()
+        if dialled is not None and any((one.by_smaller, one.link) == (made.by_smaller, link) for one in there):
+            return False  # another attempt came through while this one was under way
+        channel.connections[connection] = made
         channel.choose_by_link()
         channel.wanted = True
         peer.bulk_asked = peer.bulk_asked or bulk
         self._by_connection[connection] = (rank, bulk)
         if not bulk:
             peer.phase = Phase.UP
-        return True
-
-    def is_second(self, dial: Dial) -> bool:
-        """Whether another attempt of ours has come through meanwhile, so that this connection is not needed."""
-        peer = self.peers[dial.rank]
-        link, by_smaller = self._link(peer, dial.path), self._rank < dial.rank
-        there = peer.channel(bulk=dial.bulk).connections.values()
-        if not any((one.link, one.by_smaller) == (link, by_smaller) for one in there):
-            return False
-        if (way := self._way(dial)) is not None:
-            way.dialling = False
         return True
 
     def delivered(self, rank: int, *, bulk: bool) -> None:

@@ -135,20 +135,19 @@ def test_a_lost_peer_gets_new_first_packets_while_an_attempt_is_under_way() -> N
 
 def test_of_several_attempts_of_ours_the_first_that_comes_through_is_kept() -> None:
     peers = table(0, size=2)
-    assert not peers.is_second(dial(1))
-    up(peers, 1, 5, dialled=False)
-    assert not peers.is_second(dial(1)), "the other side may not hear what it dialled itself"
-    up(peers, 1, 6, dialled=True)
-    assert peers.is_second(dial(1))
-    assert not peers.is_second(dial(1, bulk=True))
+    assert up(peers, 1, 5, dialled=False)
+    assert up(peers, 1, 6, dialled=True), "the other side may not hear what it dialled itself"
+    assert not up(peers, 1, 7, dialled=True)
+    assert peers.connections(1) == [5, 6]
+    assert up(peers, 1, 8, bulk=True, dialled=True)
     peers.down(6, reason="silent", now_s=110.0)
-    assert not peers.is_second(dial(1))
+    assert up(peers, 1, 9, dialled=True)
 
 
 def test_a_peer_whose_process_has_ended_is_dead_with_its_last_connection_and_not_waited_for():
     peers = table(0, size=2)
-    for connection, bulk in ((5, False), (6, False), (7, True)):
-        up(peers, 1, connection, bulk=bulk, dialled=True)
+    for connection, bulk, dialled in ((5, False, True), (6, False, False), (7, True, True)):
+        up(peers, 1, connection, bulk=bulk, dialled=dialled)
     ended = "its process has ended"
     assert peers.down(7, reason=ended, gone=True, now_s=110.0) == 1
     assert peers.down(5, reason=ended, gone=True, now_s=110.0) is None
