@@ -42,6 +42,10 @@ class DiLoCo(GlobalAlgorithm):
 
     def _before(self, tokens: int) -> None:
         super()._before(tokens)
+        met = self._joined.rejoin() if self._joined is not None else None
+        if met is not None:
+            self._receive(0, keep=not met.contributed)
+            self._inner = 0  # the others' round has just begun
         self._learns = True
 
     def _after(self, tokens: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import socket
 import time
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from transport.volatile.register.register import Register
 
 T = TypeVar("T")
 
+_NOTHING = secrets.token_hex(16)
+"""Stands for no value: a key that is not there is not set where another value than none is expected."""
 CONNECT_S = 1.0
 """To connect to a store that is not there yet, and between two tries."""
 
@@ -39,7 +42,9 @@ class TorchStore:
         self._is_stale = False
 
     def get(self, key: str) -> bytes | None:
-        return self._ask(f"reading {key}", lambda store: bytes(store.get(key)) if store.check([key]) else None)
+        # A store's own `get` waits for a key that is not there, and `check` before it takes a second round trip.
+        held = self._ask(f"reading {key}", lambda store: bytes(store.compare_set(key, _NOTHING, _NOTHING)))
+        return None if held == _NOTHING.encode() else held
 
     def set(self, key: str, value: bytes) -> None:
         self._ask(f"writing {key}", lambda store: store.set(key, value))  # type: ignore[arg-type]  # the stub says str

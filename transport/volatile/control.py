@@ -52,9 +52,11 @@ _log = logging.getLogger("transport.volatile")
 
 TELL_S = 0.5
 """Who leaves waits so long for the others to have its word. Where they have not, they see a loss."""
-FIRST_S, REST_TIMES = 2.0, 5
-"""So long the first worker waits for an answer of the register, while it hears nobody, to see who asks to join. Where
-none came, steps go on for so many times as long before it looks again."""
+ANSWER_S = 2.0
+"""So long a member waits for an answer of the register, and hears nobody meanwhile; then it asks anew, over another
+connection. Over a link that was cut, TCP itself tries again only after as long as the cut has lasted."""
+REST_TIMES = 5
+"""Where no answer came, steps go on for so many times as long before anybody looks again who asks to join."""
 END_S = 1.0
 """And so long for each answer of the register, to end the job where all leave."""
 
@@ -87,10 +89,12 @@ class Control:
         self.members_min = 1
         self.attempts = 0
         """How often the caller has begun to reduce the step that it is at."""
+        self.in_step = False
+        """The caller has called for a step, which is not over."""
         self.idle = False
         """The caller waits between two steps, for others."""
         self.closing = False
-        self._register = register
+        self._patient, self._register = register, register.within(ANSWER_S)
         settings = Settings.from_environment() if settings is None else settings
         self._settings = settings = replace(settings, silence_ends=True)
         self._wake = threading.Event()
@@ -98,8 +102,8 @@ class Control:
         self.links = Links(
             register, member, settings=settings, shelf=self.shelf, heard=self._heard, on_loss=self._wake.set
         )
-        self._first = FirstWorker(register.within(FIRST_S), self)
-        self._succession = Succession(register, self)
+        self._first = FirstWorker(self._register, self)
+        self._succession = Succession(self._register, self)
         self._report: MemberReport | None = None
         self._some: Group | None = None
         self._early: deque[tuple[Member, Mail]] = deque(maxlen=MEMBERS_MAX)
@@ -129,7 +133,8 @@ class Control:
 
         Raises: as `Newcomer.join`.
         """
-        newcomer = Newcomer(self._register, self.member, self.links, left, self.raise_failure)
+        register = self._patient if left is None else self._register  # it has answered before
+        newcomer = Newcomer(register, self.member, self.links, left, self.raise_failure)
         self.state = newcomer.join(timeout_s)
         self._report = MemberReport(
             self.state,
@@ -314,7 +319,7 @@ class Control:
         missed = self._hear()
         self._see_losses()
         if self.state.turn and self.idle and self.state.phase is not Phase.FROZEN:
-            self.apply(commit.changed)  # no step will end
+            self.apply(commit.changed, between_steps=True)  # no step will end
         if self.state.phase is Phase.FROZEN:
             self._succession.look()
         elif time.monotonic() >= self._look_s:
@@ -436,7 +441,8 @@ class Control:
         if lost or (suspicious and self.state.phase is not Phase.FROZEN):
             if lost:  # or they work in a newer view already, and closed these connections
                 _log.info("epoch %d: %s cannot be reached", self.view.epoch, ", ".join(map(str, sorted(lost))))
-            self.apply(commit.changed, lost=lost, at_boundary=not suspicious and not self.is_idle)
+            idle = self.is_idle
+            self.apply(commit.changed, lost=lost, at_boundary=not suspicious and not idle, between_steps=idle)
 
     def _lost_now(self) -> frozenset[Member]:
         """Members of the view that are gone, as the state does not know yet."""

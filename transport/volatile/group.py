@@ -53,7 +53,7 @@ STEP_S = 1800.0
 """As torch's `default_pg_timeout`: who needs 10 minutes for a round can wait for one who needs 40. A lost member is
 found within seconds without it."""
 JOIN_S = STEP_S
-"""A newcomer is let in after one step, and works after the next."""
+"""A newcomer is let in within seconds, and works after the step that is under way then."""
 AGAIN_S = 1.0
 """Before a member that could not join again tries to: so long a link may take to come back, of a machine that slept."""
 LEAVE_S = 1.0
@@ -297,6 +297,19 @@ class VolatileGroup:
             if self._steps.is_under_way:
                 self.lose_state(f"{type(error).__name__} has broken off what the members do together")
             raise
+
+    def rejoin(self) -> Committed | None:
+        """Between two steps: join again now, where the others have gone on without this member.
+
+        Who trains apart for long calls it now and then. The next step does it as well, but it may be far off.
+
+        Returns:
+            None where this member is in the group; else as `all_reduce` of one that was left out.
+
+        Raises: as `all_reduce`.
+        """
+        failure = self._control.failure
+        return self._left_out(failure) if isinstance(failure, EvictedError) else None
 
     def _left_out(self, reason: EvictedError) -> Committed:
         """Join again; what then counts as the step that this member was left out of."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from itertools import pairwise
 from typing import Any
@@ -258,3 +259,33 @@ def test_what_a_slower_member_learned_counts_once_from_where_the_others_are_then
         before, after = found[step - 1], found[step]
         rounds, members = brought.get(step, (0, 1))
         torch.testing.assert_close((after - before) * members, torch.full_like(before, rounds))
+
+
+@pytest.mark.parametrize("is_left_out", [False, True])
+def test_nobody_waits_for_the_end_of_a_long_round_to_learn(is_left_out: bool) -> None:
+    """Neither who comes new, nor who finds at a step of its own that the others have gone on without it."""
+    where, size = register(), 3 if is_left_out else 2
+    begun = threading.Barrier(3)
+
+    def run(rank: int) -> None:
+        network = model()
+        inner, algorithm = sgd(network), DiLoCo(network.parameters(), every=10**6)
+        step = functools.partial(step_once, network, inner, algorithm)
+        if rank >= size:
+            begun.wait(60.0)
+        with algorithm.join(where, name=f"member-{rank}", members_min=size, settings=SETTINGS) as group:
+            if rank < size:
+                algorithm.meet()
+                begun.wait(60.0)
+            if rank < 2:
+                wait_until(lambda: group.view.joining or step(), pause_s=0.01, limit_s=60.0)
+                assert group.step == 1, "a round has ended"
+            elif is_left_out:
+                before = group.member
+                group.lose_state("for this test")
+                step()
+                assert group.member != before
+            while group.step < 6:
+                algorithm.meet()
+
+    in_threads(3, run)

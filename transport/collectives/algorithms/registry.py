@@ -1,8 +1,11 @@
 """The algorithms by operation and name: what each sends, and the schedules that it makes, each made once.
 
 There is no ring: it sends what the direct algorithm sends, in 2 (n-1) latencies instead of 2, and its sums are not in
-rank order. Gather, scatter and all-to-all leave no choice: what a rank has for another goes there. "weighted" is the
-direct algorithm with weights in its plan.
+rank order, so that a run would have other bits after a change of plan. As measured (docs/log/transport.md), it takes 0
+to 12 % less time with 4 ranks at 1 Gbit/s, and at 100 Mbit/s a fifth more of the processor for none.
+
+Gather, scatter and all-to-all leave no choice: what a rank has for another goes there. "weighted" is the direct
+algorithm with weights in its plan.
 """
 
 from __future__ import annotations

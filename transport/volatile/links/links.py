@@ -26,6 +26,8 @@ from transport.volatile.transfer.fetch import UNANSWERED_S, Holder
 from transport.volatile.transfer.shelf import Shelf
 from transport.work import Work
 
+AGAIN_S = 2.0
+"""After connections that failed before their time was over, until others are made: a loss is seen by then."""
 _log = logging.getLogger("transport.volatile")
 
 
@@ -168,6 +170,9 @@ class Links:
             mesh = self._connected_to(plan.number, plan.members)
         except HiveError as error:
             _log.warning("members could not all be connected, which is tried again: %s", error)
+            with self._lock:
+                if self._plan is plan:
+                    self._plan = replace(plan, give_up_s=min(plan.give_up_s, time.monotonic() + AGAIN_S))
             return
         with self._lock:
             kept = self._plan is plan and not self._closed

@@ -22,6 +22,8 @@ class Agreement(Protocol):
 
     members_min: int
     """The caller's steps wait for so many."""
+    in_step: bool
+    """The caller has called for a step, which is not over."""
 
     @property
     def state(self) -> State:

@@ -91,9 +91,11 @@ class FirstWorker:
         match step:
             case MakePlan(members):
                 self._connect(view, members)
-            case LetIn(joining, asked) if joining and not joining <= self._agreement.state.wish.joining:
-                if self._agreement.state.wish.mesh == links.newest.number:
+            case LetIn(joining, asked) if joining and self._agreement.state.wish.mesh == links.newest.number:
+                if not joining <= self._agreement.state.wish.joining:
                     self._change(joining=joining, asked=asked)
+                elif not self._agreement.in_step:  # no step has ended since the last look, and none is undone
+                    self._agreement.apply(commit.changed)
             case _:
                 pass
 
@@ -193,7 +195,8 @@ class FirstWorker:
 
     def _change(self, **wish: Any) -> None:
         """Have the view changed (`commit.changed`): after the step under way, or at once where there is none."""
-        self._agreement.apply(commit.changed, **wish, at_boundary=not self._agreement.is_idle)
+        idle = self._agreement.is_idle
+        self._agreement.apply(commit.changed, **wish, at_boundary=not idle, between_steps=idle)
 
 
 def _named(members: Iterable[Member]) -> str:

@@ -159,7 +159,7 @@ class Admission:
             newest, newest_lost: the newest mesh that the first worker has, and who of it is lost.
         """
         late = plan is not None and now_s > plan.give_up_s
-        if plan is not None and late:
+        if plan is not None and late and plan.members <= living | self._candidates.keys():
             self._fail(plan.members)
         self.forget(newest_lost)
         if not self._candidates:
@@ -167,14 +167,15 @@ class Admission:
             return None
         wanted = living | self._chosen()
         there = self.have(newest)
-        if there >= wanted:
-            joining = there & self._candidates.keys()
+        joining = there & self._candidates.keys()
+        stands = plan is not None and newest >= plan.number
+        mates = plan.members & wanted if plan is not None and stands else frozenset()
+        if joining and there >= living | mates:  # who has asked since then is connected next
             self._named |= joining
             self._planned_s = None
             return LetIn(joining, self.asked)
         if plan is None or late:
             return MakePlan(wanted)
-        stands = newest >= plan.number
         in_vain = not plan.members <= wanted  # it waits for one that was given up, or that others need not wait for
         return MakePlan(wanted) if (not wanted <= plan.members if stands else in_vain) else None
 

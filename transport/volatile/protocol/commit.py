@@ -26,8 +26,8 @@ than half of the workers makes that the loss of most of them; and the smaller si
 The decision counts only as the next view, of which the register takes one. So two members may decide, and differ:
 each of the two decisions agrees with whatever was committed, and one of them becomes the view.
 
-A change that nobody hurries, as of a learner that becomes a worker, waits for the end of a step: who wants it says so
-in its `Prepared`, of which every contributor needs one to commit. So all freeze after that step, and none is undone.
+A learner becomes a worker at the end of a step: who wants that says so in its `Prepared`, of which every contributor
+needs one to commit. So all freeze after that step, and none is undone.
 
 A member that is no longer in the view has committed nothing that the others have not: for what it was to commit it
 needed a message of each contributor, and those were frozen. (The same argument in general: Bernstein, Hadzilacos,
@@ -113,6 +113,7 @@ class Frozen:
         prepared: the digest up to the step after that, where it holds that result.
         contributors: of that result.
         lost: whom it holds for lost, or has heard to be leaving.
+        between_steps: it froze at the end of a step, or while its caller waited for the next one.
     """
 
     epoch: int
@@ -122,6 +123,7 @@ class Frozen:
     contributors: tuple[Member, ...] = ()
     lost: frozenset[Member] = frozenset()
     wish: Wish = Wish()
+    between_steps: bool = False
 
 
 Message = Contributors | Prepared | Frozen
@@ -280,6 +282,7 @@ def changed(
     asked: int = 0,
     pause: bool = False,
     at_boundary: bool = False,
+    between_steps: bool = False,
 ) -> tuple[State, list[Action]]:
     """The view has to change: members cannot be reached any more, or leave; others are to learn, or have learnt.
 
@@ -288,6 +291,7 @@ def changed(
     Args:
         joining, ready, asked, pause: as in `Wish`, to which they are added.
         at_boundary: unless a worker is lost, wait for the end of the step that this member is about to commit.
+        between_steps: the caller waits for the next step.
     """
     if state.phase is Phase.OUT:
         return state, []
@@ -306,7 +310,7 @@ def changed(
         state = replace(state, lost=state.lost | lost & set(state.view.joining))
     if at_boundary and not gone and state.phase is not Phase.FROZEN:
         return replace(state, turn=True), []
-    return _freeze(state, gone)
+    return _freeze(state, gone, between_steps=between_steps)
 
 
 def connected(state: State, mesh: int) -> tuple[State, list[Action]]:
@@ -392,7 +396,7 @@ def _commit_if_all_prepared(state: State, actions: list[Action]) -> tuple[State,
     actions = [*actions, Commit(step, state.digest)]
     if not any(one.turn for one in said.values()):
         return state, actions
-    state, more = _freeze(state, frozenset())
+    state, more = _freeze(state, frozenset(), between_steps=True)
     return state, [*actions, *more]
 
 
@@ -407,7 +411,9 @@ def _received_frozen(state: State, sender: Member, message: Frozen) -> tuple[Sta
     return _freeze(state, message.lost & set(state.view.workers) - {state.me})
 
 
-def _freeze(state: State, gone: frozenset[Member]) -> tuple[State, list[Action]]:
+def _freeze(
+    state: State, gone: frozenset[Member], *, between_steps: bool = False
+) -> tuple[State, list[Action]]:
     """Stop preparing and committing; say where we stand if that is news; decide if it is ours to decide."""
     actions: list[Action] = []
     if state.me in state.view.joining:  # it follows what the workers do
@@ -426,6 +432,7 @@ def _freeze(state: State, gone: frozenset[Member]) -> tuple[State, list[Action]]
             own.contributors if own else (),
             state.lost,
             state.wish,
+            between_steps,
         )
         state = replace(state, frozen=_with_stand(state.frozen, state.me, stand))
         actions.append(Send(stand))
@@ -464,12 +471,17 @@ def _decide(stands: Mapping[Member, Frozen]) -> tuple[int, bytes]:
 
 
 def _successor(state: State, stands: Mapping[Member, Frozen], step: int, digest: bytes) -> View:
-    """The next view. Who is new to it enters where all living workers have the connections to it."""
+    """The next view. Who is new to it enters where all living workers have the connections to it.
+
+    Who has learnt works from the end of a step on: in the middle of a long round the others would have to wait for it.
+    """
     view, wishes = state.view, [one.wish for one in stands.values()]
     meshes = {one.mesh for one in wishes}
     mesh = meshes.pop() if len(meshes) == 1 else view.mesh
     joining = frozenset().union(*(one.joining for one in wishes if one.mesh == mesh))
     ready = frozenset().union(*(one.ready for one in wishes)) & frozenset(view.joining)
+    if not any(one.between_steps for one in stands.values()):
+        ready = frozenset()
     workers = (set(stands) | ready) - joining - state.lost
     learners = (set(view.joining) | joining) - ready - state.lost
     return View(

@@ -121,9 +121,9 @@ def encode(message: Mail) -> bytes:
             fields = [6, step, index, tag]
         case Contributors(epoch, step, members, turn):
             fields = [7, epoch, step, _pairs(members), turn]
-        case Frozen(epoch, committed, digest, prepared, members, lost, wish):
+        case Frozen(epoch, committed, digest, prepared, members, lost, wish, between_steps):
             fields = [8, epoch, committed, digest, prepared, _pairs(members), _pairs(lost)]
-            fields += [_pairs(wish.joining), _pairs(wish.ready), wish.asked, wish.mesh, wish.pause]
+            fields += [_pairs(wish.joining), _pairs(wish.ready), wish.asked, wish.mesh, wish.pause, between_steps]
         case AskReady():
             fields = [9]
         case Unfit(epoch, step):
@@ -163,10 +163,12 @@ def _decode(held: list[Any]) -> Mail:
         case [7, int(epoch), int(step), list(members), bool(turn)]:
             return Contributors(epoch, step, tuple(_members(members)), turn)
         case [8, int(epoch), int(committed), bytes(digest), None | bytes() as prepared, list(members), list(lost),
-              list(joining), list(ready), int(asked), int(mesh), bool(pause)]:  # fmt: skip
+              list(joining), list(ready), int(asked), int(mesh), bool(pause),
+              bool(between_steps)]:  # fmt: skip
             wish = Wish(frozenset(_members(joining)), frozenset(_members(ready)), asked, mesh, pause)
             contributors = tuple(_members(members))
-            return Frozen(epoch, committed, digest, prepared, contributors, frozenset(_members(lost)), wish)
+            gone = frozenset(_members(lost))
+            return Frozen(epoch, committed, digest, prepared, contributors, gone, wish, between_steps)
         case [9]:
             return AskReady()
         case [10, int(epoch), int(step)]:

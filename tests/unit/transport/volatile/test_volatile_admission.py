@@ -128,15 +128,17 @@ def test_who_lives_and_cannot_be_reached_is_tried_after_the_others_and_does_not_
     assert first.let_in.joining == {D}
 
 
-def test_who_is_to_be_let_in_is_in_each_later_plan_until_the_view_has_changed() -> None:
+def test_nobody_is_connected_anew_before_those_who_are_connected_have_been_let_in() -> None:
     first = First()
     first.ask(C)
     first.look()
     first.connected(A, B, C)
-    assert isinstance(first.look(), LetIn)
+    assert first.look() == LetIn(frozenset({C}), 1)
     first.now_s = 2 * CONNECT_S  # a step takes so long
-    first.look()
     first.ask(D)
+    assert first.look() == LetIn(frozenset({C}), 2)
+    first.view = View(2, (A, B, C), 1, bytes(DIGEST_BYTES), (C,))
+    first.admission.forget({C})
     assert first.look() == MakePlan(frozenset({A, B, C, D}))
 
 
@@ -181,4 +183,12 @@ def test_a_request_that_is_written_late_is_heard() -> None:
     first.requests[1] = D
     assert first.look() is None  # the plan under way comes first
     first.connected(A, B, C)
-    assert first.look() == MakePlan(frozenset({A, B, C, D}))
+    assert first.look() == LetIn(frozenset({C}), 2)
+
+
+def test_nobody_is_put_last_because_a_member_was_lost_while_all_connected() -> None:
+    admission = Admission()
+    admission.hear({1: C, 2: D}, View(1, (A, B), 0, bytes(DIGEST_BYTES)), 0.0)
+    failed = Plan(2, frozenset({A, B, C, D}), 1.0)
+    anew = admission.next(frozenset({A}), plan=failed, newest=1, newest_lost=(), now_s=2.0)
+    assert anew == MakePlan(frozenset({A, C, D}))

@@ -149,6 +149,15 @@ def test_a_change_that_can_wait_comes_after_the_step_that_all_are_about_to_commi
     assert _next_view(commit.received(first, B, stand)[1]) == View(2, (A, B, C), 1, first.digest)
 
 
+@pytest.mark.parametrize("between_steps", [False, True])
+def test_who_has_learnt_does_not_work_from_the_middle_of_a_round_on(between_steps: bool) -> None:
+    """The others would have made a part of theirs, and wait until it has made a whole one."""
+    view = View(1, (A, B, C), 0, VIEW.digest, (C,))
+    state, _ = commit.changed(commit.begin(A, view), ready=frozenset({C}), at_boundary=True)
+    state, actions = commit.changed(state, lost=frozenset({B}), between_steps=between_steps)
+    assert _next_view(actions) == View(2, (A, C), 0, VIEW.digest, () if between_steps else (C,))
+
+
 def test_a_learner_works_once_it_holds_what_its_view_begins_with() -> None:
     learns = View(1, (A, B), 4, b"s" * DIGEST_BYTES, (B,))
     state, _ = commit.learned(commit.begin_behind(B, learns), 4, learns.digest)

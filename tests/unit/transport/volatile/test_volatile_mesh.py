@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +12,8 @@ from patience import wait_until
 
 from hive_qos.errors import PeerError
 from transport import Settings
-from transport.volatile.links.links import Links
-from transport.volatile.links.mesh import _MAIL, Mesh
+from transport.volatile.links.links import AGAIN_S, Links
+from transport.volatile.links.mesh import _MAIL, Mesh, connect_s
 from transport.volatile.protocol import messages
 from transport.volatile.protocol.messages import Ask
 from transport.volatile.protocol.view import DIGEST_BYTES, Member
@@ -109,3 +110,15 @@ def test_who_asks_again_and_again_takes_no_more_tags_than_it_has_questions_under
         holder.question(STATE, None).wait()
         wait_until(lambda: both[0]._free_tags)
     assert both[0]._free_tags == [0]
+
+
+def test_connections_that_failed_before_their_time_are_made_anew_soon() -> None:
+    class InVain(Links):
+        def _connected_to(self, _number: int, _members: frozenset[Member]) -> Mesh:
+            raise PeerError("rank 1", "it gave up connecting")
+
+    register = Register(MemoryStore(), job="job")
+    links = InVain(register, MEMBERS[0], settings=Settings(), shelf=Shelf(), heard=print, on_loss=print)
+    links.begin(2, frozenset(MEMBERS))
+    wait_until(lambda: links.plan is not None and links.plan.give_up_s <= time.monotonic() + AGAIN_S)
+    assert connect_s(len(MEMBERS)) > AGAIN_S

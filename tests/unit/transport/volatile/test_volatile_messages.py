@@ -45,7 +45,7 @@ WISH = Wish(frozenset({A}), frozenset({B}), 3, 4, pause=True)
         Ask(5, 0, 8),
         Contributors(1, 2, (A, B), turn=True),
         Frozen(1, 2, DIGEST),
-        Frozen(1, 2, DIGEST, DIGEST, (A, B), frozenset({B}), WISH),
+        Frozen(1, 2, DIGEST, DIGEST, (A, B), frozenset({B}), WISH, between_steps=True),
     ],
 )
 def test_a_message_comes_back_as_it_was(message: Mail) -> None:
