@@ -96,7 +96,8 @@ def _train(
             now_s = time.monotonic()
             counted = step % order["every"] == 0
             ends = step == order["steps"] or now_s > _until_s(order)
-            ends = (counted and training.ends(step, late=now_s - begin_s > order["seconds_max"])) or ends
+            if counted and not order["until"]:  # else the store, which a cut link takes out of reach, is not asked
+                ends = training.ends(step, late=now_s - begin_s > order["seconds_max"]) or ends
             if step == order["every"] and order["gather"]:
                 training.gather(order["gather"])  # a member lets others in when it meets, so not before
             if ends and not order["until"]:
