@@ -487,6 +487,7 @@ class Control:
         if self.member in view.workers:
             self.group = mesh.subgroup(view.workers, f"{view.epoch}")
         known = before.members if before is not None else ()
+        self.links.learner_is_waited_for = view.pause
         if view.pause:
             self.shelf.drop_state(view.base_step)
         if set(view.joining) - set(known) and not self.shelf.has_state():

@@ -133,12 +133,12 @@ class Follower:
                 )
                 raise TimedOutError(f"joining: {control.member} did not catch up; {reason}", timeout_s=timeout_s)
             if state.committed < 0:
-                fetch = self._learn_state(state.view, fetch)
+                fetch = self._learn_state(state.view, fetch, pace)
             elif not self._learn_result(state, pace):
                 self._tell_ready()
                 time.sleep(2 * POLL_S)
 
-    def _learn_state(self, view: View, fetch: Fetch | None) -> Fetch | None:
+    def _learn_state(self, view: View, fetch: Fetch | None, pace: Pace) -> Fetch | None:
         """Fetch the state that most holders have; what is under way, or None where it is taken over."""
         holders = self._control.links.holders(view.workers[:HOLDERS_MAX])
         best = agreed(ask_all(holders, STATE))
@@ -158,6 +158,7 @@ class Follower:
         self._set_state(bytes(fetch.data))
         self._control.shelf.clear(what.step)
         self._control.apply(commit.learned, what.step, what.digest)
+        pace.learned(fetch.what)
         return None
 
     def _learn_result(self, state: commit.State, pace: Pace) -> bool:
@@ -171,7 +172,7 @@ class Follower:
         if not self._followed(found):
             return True  # the view has changed meanwhile: it is fetched again, if it is still to be
         self._apply_result(found.what.step, found.tensors())
-        reason = pace.followed(found.what.head - found.what.step)
+        reason = pace.followed(found.what)
         if reason:
             self._control.tell_first(Pause(reason))
         return True
@@ -281,7 +282,11 @@ def _require_fits(what: Manifest, holder: Member, bytes_max: int) -> None:
 
 
 class Pace:
-    """Whether who follows comes nearer: judged after each so many results, by how far ahead the others are."""
+    """Whether who follows comes nearer: judged after each so many results, by how far ahead the others are.
+
+    And at once where the others made results of as many bytes as the state while it fetched that: when it has those, it
+    will be as far behind again.
+    """
 
     RESULTS = 8
     """A shorter look would take one slow step of the others for slowness of ours."""
@@ -289,12 +294,21 @@ class Pace:
     def __init__(self) -> None:
         self._count = 0
         self._lag: int | None = None
+        self._learned: Manifest | None = None
 
-    def followed(self, lag: int) -> str:
-        """One more result was applied, and `lag` are left; why it cannot catch up, or "" as long as it may."""
+    def learned(self, state: Manifest) -> None:
+        """A state was fetched, whose manifest is of when that began."""
+        self._count, self._lag, self._learned = 0, None, state
+
+    def followed(self, result: Manifest) -> str:
+        """One more result was applied; why this member cannot catch up, or "" as long as it may."""
         self._count += 1
+        lag, state, self._learned = result.head - result.step, self._learned, None
         if self._lag is None:
             self._lag = lag
+        made = 0 if state is None else result.head - state.head
+        if state is not None and min(lag, made) >= 2 and made * sum(result.lengths) >= sum(state.lengths):
+            return f"the others made {made} steps while it fetched the state"
         if self._count < self.RESULTS:
             return ""
         before, self._lag, self._count = self._lag, lag, 0

@@ -60,6 +60,8 @@ class Links:
         self._beside: list[Mesh] = []  # the newest last, and the one before
         self._plan: Plan | None = None
         self._closed = False
+        self.learner_is_waited_for = False
+        """Nobody makes a step before who learns has what it asks for."""
         self._tags = itertools.count()
         self._free_tags: list[int] = []
 
@@ -195,7 +197,7 @@ class Links:
         if not isinstance(message, Ask):
             self._heard(sender, message)
         else:  # where it was asked: one of both may work on the next mesh already
-            mesh.reply(sender, message.tag, self._shelf.answer(message))
+            mesh.reply(sender, message.tag, self._shelf.answer(message), urgent=self.learner_is_waited_for)
 
     def _mesh_of(self, member: Member) -> Mesh | None:
         meshes = (self._present, *self._beside[-1:])

@@ -120,9 +120,10 @@ class Mesh:
         """Send a small message; None where that member cannot be reached."""
         return self._send(to, _MAIL, np.frombuffer(data, np.uint8), Priority.CONTROL)
 
-    def reply(self, to: Member, tag: int, data: bytes | memoryview) -> None:
-        """Send what a member has asked for, in the bulk class."""
-        self._send(to, _REPLIES + tag, np.frombuffer(data, np.uint8), Priority.BULK)
+    def reply(self, to: Member, tag: int, data: bytes | memoryview, *, urgent: bool = False) -> None:
+        """Send what a member has asked for: in the bulk class, or where it is urgent as a step's own tensors."""
+        priority = Priority.GRADIENT if urgent else Priority.BULK
+        self._send(to, _REPLIES + tag, np.frombuffer(data, np.uint8), priority)
 
     def replied(self, source: Member, tag: int, *, timeout_s: float) -> Work:
         """What a member sends to a question with this tag.

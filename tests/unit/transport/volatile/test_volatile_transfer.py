@@ -227,11 +227,26 @@ def test_what_is_no_manifest_is_refused(data: bytes) -> None:
 
 
 def test_who_does_not_come_nearer_is_too_slow_and_who_does_is_not() -> None:
+    def lags(lag: int) -> Manifest:
+        return Manifest(1, DIGEST, (), (400,), (), 1 + lag)
+
     nearer, slower = Pace(), Pace()
-    assert {nearer.followed(40 - place // 2) for place in range(40)} == {""}
-    assert [one for one in (slower.followed(10 + place) for place in range(9)) if one] == [
+    assert {nearer.followed(lags(40 - place // 2)) for place in range(40)} == {""}
+    assert [one for one in (slower.followed(lags(10 + place)) for place in range(9)) if one] == [
         "17 steps behind, 10 before the last 8 results"
     ]
+
+
+@pytest.mark.parametrize(("head", "state_bytes", "why"), [(5, 2000, "made 5 steps"), (3, 2000, ""), (5, 2001, "")])
+def test_who_fetched_the_state_no_faster_than_the_others_made_results_is_waited_for(
+    head: int, state_bytes: int, why: str
+) -> None:
+    """A state that was on the shelf already when it asked may be older, which says nothing of how fast it is."""
+    pace = Pace()
+    pace.learned(Manifest(6, DIGEST, (), (state_bytes,), (), 10))
+    found = [pace.followed(Manifest(7 + place, DIGEST, (), (400,), (), 10 + head)) for place in range(2)]
+    assert found[1] == ""
+    assert why in found[0] if why else not found[0]
 
 
 def test_a_result_that_is_larger_than_any_that_this_member_makes_is_refused_before_it_is_fetched() -> None:
