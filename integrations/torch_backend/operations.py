@@ -332,6 +332,8 @@ class Operations:
         if self._region.works is not None:
             self._region.works.append(work)
         work.tell(lambda: self._ended(work))
+        if torch.autograd.profiler._is_profiler_enabled:
+            work.show_in_profile(what)
         return work
 
     def _have_wait(self, staged: Sequence[Staged], what: str, limit_s: float) -> None:

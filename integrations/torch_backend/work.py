@@ -226,6 +226,13 @@ class HiveWork(dist.Work):
         self._outcome.error = error
         self._threads.run(self._complete)
 
+    def show_in_profile(self, operation: str) -> None:
+        """Have torch's profiler show it until it has ended, by Gloo's name: `hive:all_reduce`, `hive:recv`."""
+        name = operation.partition(" to ")[0].partition(" from ")[0].replace("receive", "recv")
+        span: Any = torch.autograd.profiler.record_function(f"hive:{name.replace(' ', '_').replace('-', '_')}")
+        span.__enter__()
+        span._call_end_callbacks_on_future(self.get_future())
+
     def tell(self, callback: Callable[[], None]) -> None:
         """Call `callback` when it has ended, whatever the outcome; at once if it has."""
         self._ended.tell(functools.partial(_guarded, callback))

@@ -19,6 +19,7 @@ SCENARIOS = {
     "beside_gloo": 3,
     "with_a_wrong_variable": 1,
     "as_one_member": 2,
+    "profiled": 2,
 }
 SCENARIOS_OF_2_15 = {"with_a_device_id": 3, "with_a_device_id_and_no_backend": 2}
 """Before, torch takes GPUs alone as a device_id."""
@@ -37,12 +38,19 @@ def results(run_ranks: RunRanks, tmp_path_factory: pytest.TempPathFactory) -> Re
 
 
 @pytest.mark.parametrize(
-    "scenario", [name for name in SCENARIOS if name not in ("beside_gloo", "with_a_wrong_variable", "as_one_member")]
+    "scenario", ["alone", "with_a_secret_and_no_broker", "in_debug_detail", "without_destroying", "in_a_file"]
 )
 def test_a_script_works(results: Results, scenario: str) -> None:
     for result in results[scenario]:
         assert result.exit_code == 0, result.output
         assert result.reports == [{"total": float(SCENARIOS[scenario]), "gradient": 16.0}], result.output
+
+
+def test_the_profiler_shows_each_operation_for_as_long_as_it_takes(results: Results) -> None:
+    for result in results["profiled"]:
+        assert result.exit_code == 0, result.output
+        message = ("hive:recv", "hive:send")[result.rank == 0]
+        assert result.reports == [{"shown": ["hive:all_reduce", message], "waited": result.rank == 0}], result.output
 
 
 def test_without_a_broker_and_with_a_secret_a_run_says_at_most_one_line(results: Results) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,20 @@ def alone(rank: int, size: int) -> None:
     connect()
     work(size)
     dist.destroy_process_group()
+
+
+def profiled(rank: int, size: int) -> None:
+    connect()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        time.sleep(rank * 0.3)
+        dist.all_reduce(torch.ones(10))
+        if rank == 0:
+            dist.send(torch.ones(10), 1)
+        else:
+            dist.recv(torch.ones(10), 0)
+    dist.destroy_process_group()
+    shown = {event.name: event.time_range.elapsed_us() for event in profile.events() if event.name.startswith("hive:")}
+    report(shown=sorted(shown), waited=shown["hive:all_reduce"] > 200_000)
 
 
 def with_a_secret_and_no_broker(rank: int, size: int) -> None:
