@@ -45,6 +45,7 @@ from transport.volatile.protocol.messages import (
 from transport.volatile.protocol.view import MEMBERS_MAX, Member, View
 from transport.volatile.record.report import MemberReport
 from transport.volatile.register.register import POLL_S, STORE_S, Register, RegisterForgotError
+from transport.volatile.transfer.fetch import Fetch
 from transport.volatile.transfer.shelf import Shelf
 from transport.work import Work
 
@@ -93,6 +94,8 @@ class Control:
         """The caller has called for a step, which is not over."""
         self.idle = False
         """The caller waits between two steps, for others."""
+        self.fetches: Fetch | None = None
+        """The state that this member fetches, which learns."""
         self.closing = False
         self._patient, self._register = register, register.within(ANSWER_S)
         settings = Settings.from_environment() if settings is None else settings
@@ -141,7 +144,7 @@ class Control:
             job=self._register.job,
             settings=self._settings,
             mesh=lambda: self.links.present,
-            waits=lambda: self.what_waits() if self.idle or self.state.phase is Phase.FROZEN else "",
+            waits=self.what_is_shown,
             attempts=lambda: self.attempts,
         )
         with self.changed:
@@ -226,6 +229,13 @@ class Control:
         if idle and not self.idle:
             self._wake.set()
         self.idle = idle
+
+    def what_is_shown(self) -> str:
+        """For `hive-qos job`: what keeps this member from its next step, or how far it has learnt."""
+        fetch = self.fetches
+        if fetch is not None:
+            return f"it has {fetch.progress()}"
+        return self.what_waits() if self.idle or self.state.phase is Phase.FROZEN else ""
 
     def what_waits(self) -> str:
         """What keeps the next step from beginning; "" where nothing does."""

@@ -150,11 +150,12 @@ class Follower:
             _require_fits(what, same[0], self._state_bytes_max)
             if fetch is not None:
                 self._control.tell_first(Pause("its state takes longer to fetch than the others keep it"))
-            fetch = Fetch(what, state=True)
+            self._control.fetches = fetch = Fetch(what, state=True)
         if not fetch.run([one for one in holders if one.member in same], stop=self._control.is_over):
             return fetch
         given = ", ".join(f"{one} {count}" for one, count in sorted(fetch.given.items()))
         _log.info("the state after step %d is here; pieces by %s", what.step, given or "nobody: it is empty")
+        self._control.fetches = None
         self._set_state(bytes(fetch.data))
         self._control.shelf.clear(what.step)
         self._control.apply(commit.learned, what.step, what.digest)

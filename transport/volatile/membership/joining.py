@@ -17,6 +17,8 @@ from transport.volatile.protocol.commit import State
 from transport.volatile.protocol.view import DIGEST_BYTES, Member, View
 from transport.volatile.register.register import POLL_S, Register, RegisterForgotError
 
+SAY_S = 15.0
+"""Who is not admitted says so often for whom it waits."""
 _log = logging.getLogger("transport.volatile")
 
 
@@ -100,10 +102,13 @@ class Newcomer:
     def _be_admitted(self, view: View, give_up_s: float, timeout_s: float) -> View | None:
         """Wait until this member learns; None where all others have left, or died."""
         asked, ask_s, beats, beat_s, tried = 0, 0.0, 0, 0.0, 0
-        restart = Restart(self.register)
+        restart, say_s = Restart(self.register), time.monotonic() + SAY_S
         while True:
             self.raise_failure()
             now_s = time.monotonic()
+            if now_s >= say_s:
+                say_s = now_s + SAY_S
+                _log.warning("%s waits for %s, the first member, to admit it", self.member, view.workers[0])
             if now_s >= give_up_s:
                 raise TimedOutError(self._nobody_answers(view), timeout_s=timeout_s)
             if now_s >= ask_s or asked <= view.asked:  # whoever is first now does not look at that request again
@@ -139,7 +144,7 @@ class Newcomer:
     def _nobody_answers(self, view: View) -> str:
         register = self.register
         refused = f"joining: {view.workers[0]}, the first member of job {register.job}, did not admit {self.member}"
-        refused += ", as it does after a step: raise join_timeout_s above two rounds"
+        refused += ": raise join_timeout_s above two rounds"
         if self.left is not None:
             return refused
         names = ", ".join(one.name for one in view.workers)

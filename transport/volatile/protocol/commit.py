@@ -411,9 +411,7 @@ def _received_frozen(state: State, sender: Member, message: Frozen) -> tuple[Sta
     return _freeze(state, message.lost & set(state.view.workers) - {state.me})
 
 
-def _freeze(
-    state: State, gone: frozenset[Member], *, between_steps: bool = False
-) -> tuple[State, list[Action]]:
+def _freeze(state: State, gone: frozenset[Member], *, between_steps: bool = False) -> tuple[State, list[Action]]:
     """Stop preparing and committing; say where we stand if that is news; decide if it is ours to decide."""
     actions: list[Action] = []
     if state.me in state.view.joining:  # it follows what the workers do

@@ -19,6 +19,7 @@ from typing import TypeVar
 import numpy as np
 
 from hive_qos.errors import HiveError, PeerError
+from hive_qos.units import format_size
 from transport.volatile.protocol.view import DIGEST_BYTES, Member
 from transport.volatile.transfer.manifest import STATE, Absent, Manifest, read_answer
 from transport.work import Work
@@ -29,6 +30,8 @@ AHEAD = 2
 """Pieces asked of each holder at a time: one travels while the next is read."""
 PATIENCE_S = 0.5
 """What a holder is thought to take for a piece before it has given one, and to say what it holds."""
+SAY_S = 15.0
+"""A fetch that takes long says so often how far it has come."""
 LOOK_S = 0.1
 """How often a fetch looks for holders that are late."""
 _log = logging.getLogger("transport.volatile")
@@ -150,6 +153,13 @@ class Fetch:
         whole = memoryview(self.data)
         return [whole[end - length : end] for end, length in zip(ends, self.what.lengths, strict=True)]
 
+    def progress(self) -> str:
+        """How much of it is here, in words. From any thread."""
+        missing = sum(end - begin for begin, end in map(self._cuts.__getitem__, list(self._missing)))
+        what = "the state after" if self.state else "the result of"
+        done, size = format_size(len(self.data) - missing), format_size(len(self.data))
+        return f"{done} of {size} of {what} step {self.what.step}"
+
     def run(self, holders: Sequence[Holder], *, stop: Callable[[], bool]) -> bool:
         """Fetch what is missing from those holders; whether all is here. False too once `stop()` says so.
 
@@ -158,8 +168,11 @@ class Fetch:
         """
         self._answers = queue.SimpleQueue()
         self._unasked = deque(sorted(self._missing))
-        sources = [_Source(one) for one in holders]
+        sources, say_s = [_Source(one) for one in holders], time.monotonic() + SAY_S
         while self._missing and sources and not stop():
+            if time.monotonic() >= say_s:
+                say_s += SAY_S
+                _log.warning("%s is here", self.progress())
             for count in range(1, AHEAD + 1):  # one after the other: what is small comes from several, too
                 sources = [one for one in sources if len(one.asked) >= count or self._ask(one, sources)]
             try:

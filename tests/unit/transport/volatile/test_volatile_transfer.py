@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 
 from hive_qos.errors import CancelledError, PeerError
+from transport import Settings
 from transport.volatile.control import Control
 from transport.volatile.following import Follower, Pace
 from transport.volatile.protocol.messages import Ask
 from transport.volatile.protocol.view import DIGEST_BYTES, Member
+from transport.volatile.register.register import MemoryStore, Register
 from transport.volatile.transfer import fetch as fetch_module
 from transport.volatile.transfer import manifest
 from transport.volatile.transfer import shelf as shelf_module
@@ -224,6 +226,22 @@ def test_results_are_bounded_in_bytes_but_for_the_last(monkeypatch: pytest.Monke
 def test_what_is_no_manifest_is_refused(data: bytes) -> None:
     with pytest.raises(PeerError, match="cannot be read"):
         read_answer(data, sender="a")
+
+
+def test_a_fetch_under_way_says_how_far_it_has_come(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the log, and by its member to `hive-qos job`."""
+    monkeypatch.setattr(fetch_module, "SAY_S", 0.0)
+    held = agreed(ask_all([Served(MEMBERS[0], shelf_with()).holder], STATE))
+    assert held is not None
+    fetch = Fetch(held[0], state=True)
+    assert not fetch.run([Served(MEMBERS[0], shelf_with(), lost_after=4).holder], stop=lambda: False)
+    assert "0 B of 10 KiB of the state after step 5 is here" in caplog.text
+    control = Control(Register(MemoryStore(), job="j"), MEMBERS[1], settings=Settings(), without_register_s=0.0)
+    control.fetches = fetch
+    assert control.what_is_shown() == f"it has {fetch.progress()}"
+    assert fetch.progress() == "3.906 KiB of 10 KiB of the state after step 5"
 
 
 def test_who_does_not_come_nearer_is_too_slow_and_who_does_is_not() -> None:
