@@ -90,6 +90,9 @@ class LeftOut:
     def stepped(self, _bytes: int) -> None:
         pass
 
+    def rejoin(self) -> None:
+        pass
+
     def all_reduce(self, *_tensors: Any, **_options: object) -> Committed:
         state = {"global": torch.full((ELEMS,), 5.0), "buffer": torch.zeros(ELEMS), "rounds": 9}
         self._algorithm._take_shared_state(state)
