@@ -183,7 +183,8 @@ ALARM_ADVICE: Final = {
         command="hive-qos resume",
     ),
     "sockets-not-classified": AlarmAdvice(
-        "Sockets that are older than their rule have no class. New sockets are classified.",
+        "Sockets that are older than their rule have no class, or are in the leaf of a job that has ended. New sockets "
+        "are classified.",
         "Restart the programs that the text names.",
     ),
     "usage-not-kept": AlarmAdvice(

@@ -101,7 +101,7 @@ class Session:
         return number
 
     def unregister(self, number: int) -> None:
-        """Forget a socket: it keeps its mark until it is closed, but is not registered again.
+        """Forget a socket: it keeps its class until it is closed, but is not registered again.
 
         Closed sockets are also forgotten at the next `register`.
         """

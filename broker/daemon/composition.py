@@ -209,6 +209,7 @@ def compose(given: Environment, options: Options, journal: Journal) -> Component
             close=lambda descriptor, *, uid: closing.take([descriptor], uid=uid),
             log=log,
             mark_minor=egress_trees.mark_minor,
+            slot_of_inode=lambda: flows.slots_by_inode(jobs.slots()),
             sockets_of=finder.sockets_of,
             duplicate=finder.duplicate,
             cpu_clock=finder.cpu_s,

@@ -7,6 +7,10 @@ is in no class of ours, takes a duplicate of it and marks it. A listener gets th
 accepts from then on is classified by the kernel. Codepoints stay as they are: other than a passed socket, nobody asked
 for one.
 
+A passed socket outlives its session, and its mark then names a leaf that a later job may get. So while a job has a
+leaf, a sweep also moves each socket that is marked for a job's leaf, and that no session of that job has passed, to the
+default leaf of compute.
+
 A sweep goes in slices, at once when the rules or their cgroups have changed, and every `SWEEP_S` for those that slipped
 through or took their class away (IP_TOS does). One in progress ends first, and `HASTENED_SHARE` bounds all of them: a
 service that crashes again and again has another cgroup each time. What cannot be reached is counted and logged once.
@@ -37,7 +41,7 @@ from hive_qos.errors import HiveError, PrivilegeError
 from shaping.classify.cgroup import rule_path
 from shaping.classify.pidfd_getfd import duplicate
 from shaping.classify.socket_priority import priority_of
-from shaping.model.names import MAJOR, MARK_MINOR
+from shaping.model.names import JOB_MINOR, MAJOR, MARK_MINOR, classid
 from shaping.model.shapes import Rule
 
 SWEEP_S = 5.0
@@ -68,7 +72,7 @@ class Close(Protocol):
 
 class _Pending(Struct, frozen=True):
     socket: OwnedSocket
-    rule: Rule
+    rule: Rule | None  # None: it was left in a job's leaf
 
 
 class Reclassifier:
@@ -80,6 +84,7 @@ class Reclassifier:
         remember: as `SocketClassifier.remember`.
         close: closes a descriptor of a user's soon: here it might last.
         mark_minor: the minor that `mark` gets for a target (`Shaper.mark_minor`).
+        slot_of_inode: of the sockets that sessions of jobs with a leaf have passed, the slot of that leaf.
         sockets_of, duplicate: of other processes; a finder's where this one may not look into them.
         cpu_clock: as of `CpuBudget`.
     """
@@ -93,15 +98,17 @@ class Reclassifier:
         close: Close,
         log: Log,
         mark_minor: Callable[[str], int] = MARK_MINOR.__getitem__,
+        slot_of_inode: Callable[[], Mapping[int, int]] = dict,
         sockets_of: Callable[[int], Iterator[tuple[int, int]]] = sockets_of,
         duplicate: Duplicate = duplicate,
         cpu_clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self._mount, self._mark, self._remember, self._close, self._log = mount, mark, remember, close, log
-        self._mark_minor = mark_minor
+        self._mark_minor, self._slot_of_inode = mark_minor, slot_of_inode
         self._sockets_of, self._duplicate = sockets_of, duplicate
         self._rules: tuple[Rule, ...] = ()
         self._places: tuple[int, ...] = ()
+        self._leaves: frozenset[int] = frozenset()
         self._passes = CpuBudget(self._sweep, share=SHARE, interval_s_min=SWEEP_S, slice_s=SLICE_S, cpu_clock=cpu_clock)
         self._changed = self._fresh = False  # since the last pass began; before the one that is under way
         self._filters = True
@@ -120,15 +127,16 @@ class Reclassifier:
         Args:
             rules: gives all that are in force; those on ports and the like are left out.
             classified: the rules have been brought to their cgroups just now, so that no new socket is without its
-                class: time to see whether a rule, or its cgroup, is another than before.
+                class: time to see whether a rule, its cgroup, or a job's leaf in use is another than before.
             urgent: somebody waits for this tick; a slice can wait for the next one.
         """
         self._now_s = now_s
         if classified:
             mine = tuple(rule for rule in rules() if rule.cgroup is not None or rule.uid is not None)
             places = self._inodes(mine)
-            if (mine, places) != (self._rules, self._places):
-                self._rules, self._places = mine, places
+            leaves = frozenset(self._slot_of_inode().values())
+            if (mine, places, leaves) != (self._rules, self._places, self._leaves):
+                self._rules, self._places, self._leaves = mine, places, leaves
                 self._changed = True
         if urgent:
             return
@@ -148,7 +156,7 @@ class Reclassifier:
         reasons = Counter(reason for reason, _ in self._unreached.values())
         why = "; ".join(f"{count}: {reason}" for reason, count in sorted(reasons.items()))
         count = sum(reasons.values())
-        text = f"{count} sockets from before their rule are in no class of it ({why}); restart their programs"
+        text = f"{count} {_MISPLACED} ({why}); restart their programs"
         return Alarm(code="sockets-not-classified", subject="rules", text=text)
 
     # --- a sweep ---------------------------------------------------------------------------------------------------
@@ -162,15 +170,17 @@ class Reclassifier:
         for _ in self._find_groups(groups, members):
             yield
         users = {rule.uid: rule for rule in reversed(self._rules) if rule.uid is not None}
+        slots = self._slot_of_inode()
         pending: dict[int, _Pending] = {}
         believed: dict[int, tuple[str, float]] = {}
-        if groups or users:
-            for page in self._sockets(groups, users):
+        if groups or users or slots:
+            for page in self._sockets(groups, few=not users and not slots):
                 for one in page:
-                    rule = groups.get(one.cgroup_id) or users.get(one.uid)
-                    if rule is None or len(pending) >= PENDING_MAX:
+                    left = _is_left(one.inode, one.priority, slots)
+                    rule = None if left else groups.get(one.cgroup_id) or users.get(one.uid)
+                    if not (left or rule is not None) or len(pending) >= PENDING_MAX:
                         continue
-                    if one.priority >> 16 == MAJOR and not (fresh and one.listens):
+                    if one.priority >> 16 == MAJOR and not (left or (fresh and one.listens)):
                         continue
                     why = self._unreached.get(one.cookie)
                     if why is not None and self._now_s < why[1] and not fresh:
@@ -197,12 +207,12 @@ class Reclassifier:
         self._fresh = False
         self._unreached = {**believed, **{cookie: (reason, until_s) for cookie, reason in failed.items()}}
         for reason in sorted(set(failed.values())):
-            self._say(f"sockets from before their rule are in no class of it: {reason}")
+            self._say(f"{_MISPLACED}: {reason}")
 
-    def _sockets(self, groups: Mapping[int, Rule], users: Mapping[int, Rule]) -> Iterator[list[OwnedSocket]]:
-        """All that may be concerned, chosen in the kernel where it is cgroups alone, and few."""
+    def _sockets(self, groups: Mapping[int, Rule], *, few: bool) -> Iterator[list[OwnedSocket]]:
+        """All that may be concerned, chosen in the kernel where it is cgroups alone (`few`), and not many."""
         for protocol in (socket.IPPROTO_TCP, socket.IPPROTO_UDP):
-            few = self._filters and not users and len(groups) <= CGROUPS_FILTERED_MAX
+            few = few and self._filters and len(groups) <= CGROUPS_FILTERED_MAX
             try:
                 yield from owned_sockets(protocol, cgroups=tuple(groups) if few else None)
             except OSError as problem:
@@ -260,10 +270,12 @@ class Reclassifier:
         with self._duplicate(pid, descriptor, cookie=wanted.socket.cookie, close=close) as sock:
             if sock is None:
                 return False
-            if wanted.socket.listens:
+            if wanted.socket.listens and wanted.rule is not None:
                 self._remember(sock, wanted.rule)
-            if priority_of(sock) >> 16 != MAJOR:  # a session may have passed it meanwhile
-                self._mark(sock, minor=self._mark_minor(wanted.rule.target), dscp=None)
+            priority = priority_of(sock)  # a session may have passed it meanwhile
+            if priority >> 16 != MAJOR or _is_left(wanted.socket.inode, priority, self._slot_of_inode()):
+                target = wanted.rule.target if wanted.rule is not None else "compute"
+                self._mark(sock, minor=self._mark_minor(target), dscp=None)
                 self.marked += 1
             return True
 
@@ -283,6 +295,16 @@ class Reclassifier:
         if note not in self._noted and len(self._noted) < _NOTES_MAX:
             self._noted.add(note)
             self._log.warning("rule-not-applied", note=note)
+
+
+_SLOT_OF_PRIORITY = {classid(minor): slot for slot, minor in enumerate(JOB_MINOR)}
+_MISPLACED = "sockets from before their rule are in no class of it, or in the leaf of a job that has ended"
+
+
+def _is_left(inode: int, priority: int, slot_of_inode: Mapping[int, int]) -> bool:
+    """Whether a socket is marked for the leaf of a job that no session has passed it for."""
+    slot = _SLOT_OF_PRIORITY.get(priority)
+    return slot is not None and slot_of_inode.get(inode) != slot
 
 
 _NOTES_MAX = 64

@@ -94,6 +94,14 @@ class FlowTable:
         whose = self._whose.get(session, NO_JOB)
         return whose if whose[1] else NO_JOB
 
+    def slots_by_inode(self, slots: Mapping[JobKey, int]) -> dict[int, int]:
+        """The slot of each socket of compute that was passed for a job with a slot; of two sessions, the later's."""
+        return {
+            flow.inode: slots[flow.uid, flow.job]
+            for flow in self.passed.values()
+            if flow.traffic_class == "compute" and (flow.uid, flow.job) in slots
+        }
+
     def _user_of(self, session: str) -> int | None:
         return self._whose.get(session, NO_JOB)[0]
 

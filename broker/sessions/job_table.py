@@ -30,9 +30,9 @@ class LeafCounters(Protocol):
 
 
 class Slots:
-    """Who has which of a few leaves. The one that was left longest ago is taken first: a socket keeps its mark until it
-    is closed, and its last packets may go through the leaf of a job that has ended. A job that comes back gets its own
-    again where nobody has had it since: another's counter would look like a burst.
+    """Who has which of a few leaves. The one that was left longest ago is taken first. A socket of a job that has ended
+    keeps its mark until it is closed, or until `enforce.reclassify` finds it some seconds later. A job that comes back
+    gets its own again where nobody has had it since: another's counter would look like a burst.
 
     A socket keeps its leaf, so that none can be taken back for a user who comes later. So a user gets another one only
     while at least as many stay free as he then has (dynamic thresholds: Choudhury and Hahne, 1998). One alone has half

@@ -140,7 +140,7 @@ class SessionService:
         return Registered(number=message.number, flows=names, note=_FOREIGN if foreign else "")
 
     def unregister(self, session: Session, message: Unregister) -> None:
-        """Forget the sockets of a registration. Those that are open keep their marks."""
+        """Forget the sockets of a registration. Those that are open keep their class."""
         self._flows.remove(session.name, registration=message.number)
 
     def _leaf_of(self, session: Session, traffic_class: str) -> int | None:
@@ -260,7 +260,7 @@ class SessionService:
         return None
 
     def gone(self, session: Session) -> None:
-        """Forget a session. Its bursts no longer hold anybody back; its sockets keep their marks until they close."""
+        """Forget a session. Its bursts no longer hold anybody back; its sockets keep their class until they close."""
         self._flows.forget(session.name)
         self._jobs.forget(session.name)
         self._needs.forget(session.name)

@@ -16,7 +16,7 @@ import pytest
 from broker_host import CONFIGURATION, Broker, broker_in, two_hosts
 from patience import most_of, wait_until
 
-from shaping.model.names import INNER_MINOR, LEAF_MINOR
+from shaping.model.names import INNER_MINOR, JOB_MINOR, LEAF_MINOR
 from tools.lab import Lab
 
 ROOT = Path(__file__).parents[3]
@@ -54,6 +54,35 @@ with Session(job=job, socket_path=path) as session:
     assert session.flows, (session.state, session.rejections)
     while True:
         sock.sendto(bytes(1200), (address, 4001))
+"""
+
+KEEP = """
+import socket, sys, time
+from broker.client import Session
+address, path, jobs = sys.argv[1:]
+kept = []
+for job in range(int(jobs)):
+    kept.append(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+    with Session(job=f"ended-{job}", socket_path=path) as session:
+        session.register(kept[-1], traffic_class="compute", role="gradient")
+        until = time.monotonic() + 30
+        while not session.flows and time.monotonic() < until:
+            time.sleep(0.01)
+        assert session.flows, (session.state, session.rejections)
+print(flush=True)
+sys.stdin.readline()
+while True:
+    for sock in kept:
+        sock.sendto(bytes(1200), (address, 4001))
+"""
+IDLE = """
+import socket, sys, time
+from broker.client import Session
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+with Session(job=sys.argv[1], socket_path=sys.argv[2]) as session:
+    session.register(sock, traffic_class="compute", role="gradient")
+    while True:
+        time.sleep(1)
 """
 
 
@@ -182,6 +211,35 @@ def test_six_names_of_one_user_take_no_more_than_about_half_from_one_job_of_anot
                 return compute >= 0.6 * CAPACITY and sent[train] >= 0.28 * compute
 
             most_of(lambda: rates(broker), good)
+
+
+def test_sockets_that_outlive_their_jobs_do_not_send_through_the_leaf_of_another_users_job(
+    lab: Lab, broker: Broker
+) -> None:
+    keep = [sys.executable, "-c", KEEP, lab["b"].address, broker.sessions, str(len(JOB_MINOR))]
+    idle = [sys.executable, "-c", IDLE, "mine", broker.sessions]
+    with broker.host.popen(keep, user=USER, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as keeper:
+        assert keeper.stdin is not None
+        assert keeper.stdout is not None
+        keeper.stdout.readline()  # each leaf was one of his jobs'
+        with broker.host.popen(idle, cwd=ROOT) as owner:
+            try:
+                shown = wait_until(
+                    lambda: [job for job in broker.status()["jobs"] if job["job"] == "mine" and job["leaf"]],
+                    what=broker.status,
+                )
+                leaf = int(shown[0]["leaf"].removeprefix("ffe0:"), 16)
+                keeper.stdin.write(b"\n")
+                keeper.stdin.flush()
+
+                def apart() -> bool:
+                    sent = rates(broker)
+                    return sent[INNER_MINOR["compute"]] >= 0.5 * CAPACITY and sent[leaf] == 0.0
+
+                wait_until(apart, what=lambda: (hex(leaf), sent_bytes(broker), broker.log))
+            finally:
+                keeper.kill()
+                owner.kill()
 
 
 def test_storage_has_the_ceiling_of_a_schedule_that_holds(broker: Broker) -> None:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from broker.enforce import reclassify
 from broker.enforce.reclassify import HASTENED_SHARE, HASTENED_SLICE_S, Reclassifier
 from broker.events.log import open_log
+from broker.measure.tcp_diag import OwnedSocket
+from shaping.model.names import JOB_MINOR, LEAF_MINOR, classid
 from shaping.model.shapes import Rule
 
 RULE = Rule("storage", cgroup="service")
@@ -99,3 +104,59 @@ def test_a_change_after_a_quiet_time_is_seen_at_once(sweeping: Sweeping) -> None
     sweeping.make_again()
     sweeping.tick(5)
     assert sweeping.begun == before + 1
+
+
+class Host:
+    """A host with one process whose descriptors are the inodes of its sockets; `priorities` are by inode, too."""
+
+    def __init__(self, priorities: dict[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.priorities = priorities
+        self.slot_of_inode: dict[int, int] = {}
+        self.listed_in_full = False
+        self.passed_meanwhile: dict[int, int] = {}
+        monkeypatch.setattr(reclassify, "owned_sockets", self.sockets)
+        monkeypatch.setattr(reclassify, "priority_of", lambda sock: self.priorities[sock.inode])
+        monkeypatch.setattr(psutil, "pids", lambda: [1])
+        self.earlier = Reclassifier(
+            mount=None,
+            mark=lambda sock, *, minor, dscp: self.priorities.update({sock.inode: classid(minor)}),
+            remember=lambda *_: pytest.fail("what a listener accepts has no leaf"),
+            close=lambda *_, **__: None,
+            log=open_log(),
+            slot_of_inode=lambda: self.slot_of_inode,
+            sockets_of=lambda _: iter([(inode, inode) for inode in self.priorities]),
+            duplicate=lambda _, inode, **__: nullcontext(SimpleNamespace(inode=inode)),
+            cpu_clock=lambda: 0.0,
+        )
+
+    def sockets(self, protocol: int, *, cgroups: object = None) -> Iterator[list[OwnedSocket]]:
+        if protocol == socket.IPPROTO_UDP:
+            self.listed_in_full = cgroups is None
+            yield [OwnedSocket(True, 1, one, one, at, 1) for one, at in self.priorities.items()]
+            self.slot_of_inode = {**self.slot_of_inode, **self.passed_meanwhile}
+
+    def sweep(self) -> None:
+        self.earlier.look(lambda: [], classified=True, now_s=0.0)
+
+
+OWN, LEFT, ELSEWHERE = 1, 2, 3
+
+
+def test_a_socket_whose_job_has_ended_leaves_the_leaf_of_the_next_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = classid(JOB_MINOR[0]), classid(JOB_MINOR[1])
+    host = Host({OWN: first, LEFT: first, ELSEWHERE: second}, monkeypatch)
+    host.sweep()
+    assert host.priorities == {OWN: first, LEFT: first, ELSEWHERE: second}, "no job has a leaf: nobody minds"
+    host.slot_of_inode = {OWN: 0}
+    host.sweep()
+    assert host.listed_in_full
+    assert host.priorities == {OWN: first, **dict.fromkeys((LEFT, ELSEWHERE), classid(LEAF_MINOR["compute"]))}
+    assert host.earlier.alarm() is None
+
+
+def test_a_socket_that_is_passed_during_the_sweep_keeps_its_leaf(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = classid(JOB_MINOR[0])
+    host = Host({OWN: first, LEFT: first}, monkeypatch)
+    host.slot_of_inode, host.passed_meanwhile = {OWN: 0}, {LEFT: 0}
+    host.sweep()
+    assert host.priorities == {OWN: first, LEFT: first}
