@@ -12,6 +12,9 @@ CLASS_OF_PRIORITY: Mapping[int, str] = {classid(minor): name for minor, name in 
 """The class that a socket's priority means to HTB."""
 JOB_LEAVES = tuple(map(show_classid, JOB_MINOR))
 """What `tc` calls the leaves of compute's jobs, by slot."""
+_TAKEN_BACK = (socket.IPPROTO_TCP, socket.IPPROTO_UDP)
+"""Protocols whose sockets `enforce.reclassify` can move when their job has ended. sock_diag lists UDP-Lite elsewhere,
+and names MPTCP's sockets by other cookies than their own."""
 
 
 class SocketMarks:
@@ -29,14 +32,17 @@ class SocketMarks:
         """Mark a client's socket.
 
         Args:
-            slot: of the leaf of its job; None where it has none. Bulk traffic of any job has one leaf.
+            slot: of the leaf of its job; None where it has none. Bulk traffic of any job has one leaf, and a socket of
+                neither TCP nor UDP gets the default leaf of its class.
 
         Raises:
             ValueError: it is no socket of IPv4 or IPv6.
             HiveError, OSError: the kernel refuses.
         """
         leaf = BULK_NAME if traffic_class == "compute" and role == "bulk" else traffic_class
-        minor = self._mark_minor(leaf) if slot is None or leaf == BULK_NAME else JOB_MINOR[slot]
+        if leaf == BULK_NAME or sock.getsockopt(socket.SOL_SOCKET, socket.SO_PROTOCOL) not in _TAKEN_BACK:
+            slot = None
+        minor = self._mark_minor(leaf) if slot is None else JOB_MINOR[slot]
         self._mark(sock, minor=minor, dscp=DSCP[leaf])
 
     def mark_control(self, own: socket.socket) -> None:

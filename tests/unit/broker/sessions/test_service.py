@@ -6,6 +6,7 @@ import itertools
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -133,6 +134,15 @@ class Bench:
         urgent = self.service.urgent
         self.service.urgent = False
         return urgent
+
+
+def test_a_socket_whose_leaf_could_not_be_taken_back_gets_the_leaf_of_its_class() -> None:
+    bench = Bench()
+    marks = SocketMarks(bench.mark)
+    for protocol in (socket.IPPROTO_UDP, socket.IPPROTO_TCP, socket.IPPROTO_UDPLITE, socket.IPPROTO_MPTCP):
+        passed = cast(socket.socket, SimpleNamespace(getsockopt=lambda *_, proto=protocol: proto))
+        marks.mark_passed(passed, traffic_class="compute", role="gradient", slot=0)
+    assert bench.marks == [JOB_MINOR[0], JOB_MINOR[0], LEAF_MINOR["compute"], LEAF_MINOR["compute"]]
 
 
 def test_one_user_brings_about_so_many_decisions_out_of_turn_whatever_he_opens_and_others_still_theirs() -> None:
