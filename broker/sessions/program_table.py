@@ -28,10 +28,10 @@ class ProgramTable:
 
     def tell(self, session: str, program: Program, *, now_s: float) -> None:
         """Enter what a session says, instead of what it said before."""
-        _, _, failing_s = self._told.get(session, (None, 0.0, None))
+        before, _, failing_s = self._told.get(session, (None, 0.0, None))
         if program.state == "working":
             failing_s = None
-        elif failing_s is None:
+        elif failing_s is None or before is None or before.name != program.name:
             failing_s = now_s
         self._told[session] = program, now_s, failing_s
 

@@ -10,8 +10,10 @@ from broker.sessions.messages import ErrorReply, Program, read
 from broker.sessions.program_table import FAILING_S, SILENT_S, ProgramTable
 
 
-def told(state: Literal["working", "unreachable", "refused", "unexpected"] = "working") -> Program:
-    return Program(number=1, name="photos", kind="syncthing", state=state, text="start it")
+def told(
+    state: Literal["working", "unreachable", "refused", "unexpected"] = "working", *, name: str = "photos"
+) -> Program:  # fmt: skip
+    return Program(number=1, name=name, kind="syncthing", state=state, text="start it")
 
 
 def codes(table: ProgramTable, *, now_s: float, configured: tuple[str, ...] = ("photos",)) -> list[str]:
@@ -26,6 +28,13 @@ def test_a_program_that_restarts_is_no_alarm_and_one_that_stays_away_is_until_it
         assert codes(table, now_s=float(second)) == expected
     table.tell("s-1", told(), now_s=100.0)
     assert codes(table, now_s=100.0) == []
+
+
+def test_a_program_of_another_name_has_failed_only_since_it_was_named() -> None:
+    table = ProgramTable(now_s=0.0)
+    for second in range(100):
+        table.tell("s-1", told("unreachable", name=f"made-up-{second // 10}"), now_s=float(second))
+        assert codes(table, now_s=float(second), configured=()) == []
 
 
 def test_a_configured_program_that_nobody_follows_is_an_alarm_after_a_minute() -> None:
