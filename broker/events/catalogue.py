@@ -1,7 +1,7 @@
 """Every event that the daemon logs: its level, its meaning and its keys. `docs/reference/broker-api.md` shows it.
 
 A name is `subject-verb`, and stays: filters of operators rest on it. A test compares the table with every log call.
-`uid` names the user who caused an event; of one event and user, `broker.events.log` limits the lines.
+`uid` names the user who caused an event. `broker.events.log` limits the lines of one event and user, or of one `code`.
 """
 
 from __future__ import annotations

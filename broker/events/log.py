@@ -8,6 +8,7 @@ nobody can forge a line or send escape codes to a terminal. A line that cannot b
 A user of the broker can cause an event again and again. Such events carry `uid`, and one event of one user is limited
 to `LINES_AT_ONCE` lines, then one in 1/`LINES_PER_S` seconds: a job of many ranks logs all of its sessions, and a loop
 of refused connections does not fill the disk. The next line says by `left_out` how many are missing.
+An alarm may carry a name that a user chose, so lines without `uid` are limited likewise by their `code`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ TEXT_MAX = 2000
 TRACEBACK_MAX = 20_000
 LINES_PER_S, LINES_AT_ONCE = 0.1, 30.0
 KINDS_MAX = 1024
-"""Pairs of event and user whose lines are counted; the oldest is forgotten."""
+"""Pairs of event and user, or code, whose lines are counted; the oldest is forgotten."""
 
 _Entry = MutableMapping[str, Any]
 Forward = Callable[[Mapping[str, Any]], None]
@@ -135,7 +136,7 @@ def _keeper(recent: RecentEvents, *, verbose: bool) -> Callable[[object, str, _E
 
 
 class LineLimit:
-    """The processor that drops what one user causes too often. For any thread."""
+    """The processor that drops what one user, or one kind of alarm, causes too often. For any thread."""
 
     def __init__(self, *, clock: Callable[[], float]) -> None:
         self._clock, self._lock = clock, threading.Lock()
@@ -150,9 +151,10 @@ class LineLimit:
         Raises:
             structlog.DropEvent: not this one.
         """
-        if "uid" not in entry:
+        by = next((name for name in ("uid", "code") if name in entry), None)
+        if by is None:
             return entry
-        key, now_s = (str(entry["event"]), entry["uid"]), self._clock()
+        key, now_s = (str(entry["event"]), entry[by]), self._clock()
         with self._lock:
             kind = self._kinds.pop(key, None) or _Kind(now_s)
             self._kinds[key] = kind

@@ -128,6 +128,15 @@ def test_lines_of_one_event_and_user_are_limited_and_counted() -> None:
     assert out.getvalue().splitlines()[-1] == "<4>session-refused uid=7 code=not-allowed left_out=970"
 
 
+def test_alarms_of_one_code_are_limited_whatever_names_their_subjects_have() -> None:
+    out = io.StringIO()
+    lines = make_log(out, journal=True, clock=lambda: 0.0)
+    for number in range(1000):
+        lines.warning("alarm-raised", code="storage-program-failed", subject=f"made-up-{number}", text="")
+    lines.warning("alarm-raised", code="link-down", subject="eth0", text="")
+    assert out.getvalue().count("\n") == LINES_AT_ONCE + 1
+
+
 def test_of_many_users_the_latest_are_remembered() -> None:
     limit = LineLimit(clock=lambda: 0.0)
     for uid in range(2 * KINDS_MAX):
