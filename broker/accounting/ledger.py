@@ -1,7 +1,8 @@
 """Bytes by hour, interface, class, job and user, from counters and decisions. Pure.
 
 carried    the difference of two readings of a class' counter. Jobs' own counters say which part is whose; they may say
-           payload where the class counts the wire, so what is left is nobody's.
+           payload where the class counts the wire, so what is left is nobody's. What the kernel counted of a job's
+           leaf goes first: programs may report more than there was.
 lent       what the lender lacked of its guarantee while it had more to send and others went beyond theirs, over the
            time since the last reading. borrowed: the same bytes, by who took them.
 repaid     what the lender got above its guarantee while it had lent more than was repaid.
@@ -20,7 +21,7 @@ from broker.model.usage import HOUR_S, Usage, UsageKey
 from broker.model.values import NO_JOB, ClassAllocation, ClassSample, InterfaceAllocation, InterfaceSample, JobKey
 
 KEYS_MAX = 512
-"""Rows of an hour. A host has four classes and a few jobs; whoever makes up thousands gets no rows of their own."""
+"""Rows of an hour. A host has four classes and a few jobs; whoever makes up thousands has half of them at most."""
 GAP_S_MAX = 10.0
 """A loan is counted over the time since the last reading; over a longer gap (a suspended host) nobody knows it."""
 
@@ -84,14 +85,16 @@ class Ledger:
     ) -> dict[JobKey, int]:
         """What each job has sent of a class since the last reading, the rest as nobody's."""
         whole = self._difference((sample.name, counter.name, None), counter.sent_bytes, seen)
-        parts: dict[JobKey, int] = {}
+        counted: dict[JobKey, int] = {}
+        reported: dict[JobKey, int] = {}
         for job in sample.jobs:
             if job.traffic_class == counter.name:
-                sent = job.delivered_bytes if job.leaf_sent_bytes is None else job.leaf_sent_bytes
-                parts[job.key] = self._difference((sample.name, counter.name, job.key), sent, seen)
-        over = sum(parts.values())
-        if over > whole:  # delivered and sent are not read at the same time
-            parts = {key: part * whole // over for key, part in parts.items()}
+                mine, sent = reported, job.delivered_bytes
+                if job.leaf_sent_bytes is not None:
+                    mine, sent = counted, job.leaf_sent_bytes
+                mine[job.key] = self._difference((sample.name, counter.name, job.key), sent, seen)
+        counted = _at_most(counted, whole)
+        parts = {**counted, **_at_most(reported, whole - sum(counted.values()))}
         parts[NO_JOB] = parts.get(NO_JOB, 0) + whole - sum(parts.values())
         return parts
 
@@ -125,10 +128,21 @@ class Ledger:
         if usage == Usage():
             return
         known = self._keys.setdefault(key.hour_s, set())
-        if key not in known and len(known) >= KEYS_MAX:
+        if key not in known and self._has_enough(key.uid, known):
             key = UsageKey(hour_s=key.hour_s, interface=key.interface, traffic_class=key.traffic_class)
         known.add(key)
         self._counted[key] = self._counted.get(key, Usage()) + usage
+
+    @staticmethod
+    def _has_enough(uid: int | None, known: set[UsageKey]) -> bool:
+        """Whether a user gets no more rows of an hour: he has as many as would be left, so that others find some."""
+        return sum(one.uid == uid for one in known) >= KEYS_MAX - len(known)
+
+
+def _at_most(parts: dict[JobKey, int], whole: int) -> dict[JobKey, int]:
+    """Parts that are together no more than the whole: they are not read at the same time."""
+    over = sum(parts.values())
+    return {key: part * whole // over for key, part in parts.items()} if over > whole else parts
 
 
 def _class(plan: InterfaceAllocation, name: str) -> ClassAllocation | None:

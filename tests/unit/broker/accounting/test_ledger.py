@@ -108,6 +108,28 @@ def test_thousands_of_jobs_get_no_rows_of_their_own_and_no_byte_is_lost() -> Non
     assert sum(one.carried_bytes for one in made.values()) == 2 * KEYS_MAX * 10
 
 
+def test_a_user_who_makes_up_jobs_leaves_rows_for_those_who_come_after_him() -> None:
+    def jobs(each: int) -> tuple[JobSample, ...]:
+        made_up = tuple(JobSample(f"a{n}", "compute", leaf_sent_bytes=each, uid=1) for n in range(2 * KEYS_MAX))
+        return (*made_up, JobSample("train", "compute", leaf_sent_bytes=each, uid=2))
+
+    made = booked(reading(jobs=jobs(0)), reading(compute=(2 * KEYS_MAX + 1) * 10, jobs=jobs(10)))
+    assert made[key("compute", job="train", uid=2)] == Usage(carried_bytes=10)
+    assert len([one for one in made if one.uid == 1]) == KEYS_MAX // 2
+
+
+def test_what_a_program_reports_takes_nothing_from_what_the_kernel_counted_of_another_job() -> None:
+    def jobs(counted: int, reported: int) -> tuple[JobSample, ...]:
+        return (
+            JobSample("train", "compute", leaf_sent_bytes=counted, uid=2),
+            JobSample("liar", "compute", delivered_bytes=reported, uid=1),
+        )
+
+    made = booked(reading(jobs=jobs(0, 0)), reading(compute=1_000, jobs=jobs(900, 10**15)))
+    assert made[key("compute", job="train", uid=2)] == Usage(carried_bytes=900)
+    assert made[key("compute", job="liar", uid=1)] == Usage(carried_bytes=100)
+
+
 @given(
     st.lists(
         st.tuples(st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 2 * 10**9), st.integers(0, GUARANTEE)),
