@@ -30,9 +30,13 @@ class LeafCounters(Protocol):
 
 
 class Slots:
-    """Who has which of a few leaves. The one that was left longest ago is taken first. A socket of a job that has ended
-    keeps its mark until it is closed, or until `enforce.reclassify` finds it some seconds later. A job that comes back
-    gets its own again where nobody has had it since: another's counter would look like a burst.
+    """Who has which of a few leaves. A job that comes back gets its own again where nobody has had it since: another's
+    counter would look like a burst.
+
+    A socket of a job that has ended keeps its mark until it is closed, or until `enforce.reclassify` finds it. A UDP
+    socket that is disconnected after each packet is rarely found. So a user gets leaves that nobody has had, while as
+    many of them stay for others as he then has had; after that, those that he left himself. What others left comes
+    last. Of two alike, the one that was left longer ago is taken.
 
     A socket keeps its leaf, so that none can be taken back for a user who comes later. So a user gets another one only
     while at least as many stay free as he then has (dynamic thresholds: Choudhury and Hahne, 1998). One alone has half
@@ -52,7 +56,16 @@ class Slots:
         mine = sum(owner == uid for owner, _ in self._of_job)
         if mine and mine + 1 > len(self._free) - 1:
             return None
-        slot = next((slot for slot, left_by in self._free.items() if left_by == (uid, job)), next(iter(self._free)))
+        unused = sum(left_by is None for left_by in self._free.values())
+        had = mine + sum(left_by is not None and left_by[0] == uid for left_by in self._free.values())
+
+        def rank(slot: int) -> int:
+            left_by = self._free[slot]
+            if left_by is None:
+                return 1 if not had or had + 1 <= unused - 1 else 3
+            return 0 if left_by == (uid, job) else 2 if left_by[0] == uid else 4
+
+        slot = min(self._free, key=rank)
         del self._free[slot]
         self._of_job[uid, job] = slot
         return slot

@@ -35,8 +35,8 @@ class DaemonInfo(Struct, frozen=True):
     """The state of the daemon itself, and of its watchdog.
 
     `ticks` counts decisions, `applied` those written to the kernel, `late_ticks` the late ones; `tick_s_max` is the
-    longest. `sockets_marked` counts sockets that are older than their rule and got their class, or
-    that have left the leaf of a job that has ended.
+    longest. `sockets_marked` counts sockets that are older than their rule and got their class, and
+    those taken from an ended job's leaf.
     """
 
     pid: int

@@ -213,19 +213,17 @@ def test_six_names_of_one_user_take_no_more_than_about_half_from_one_job_of_anot
             most_of(lambda: rates(broker), good)
 
 
-def test_sockets_that_outlive_their_jobs_do_not_send_through_the_leaf_of_another_users_job(
-    lab: Lab, broker: Broker
-) -> None:
+def test_sockets_that_outlive_their_jobs_do_not_send_through_the_leaf_of_a_later_job(lab: Lab, broker: Broker) -> None:
     keep = [sys.executable, "-c", KEEP, lab["b"].address, broker.sessions, str(len(JOB_MINOR))]
-    idle = [sys.executable, "-c", IDLE, "mine", broker.sessions]
+    idle = [sys.executable, "-c", IDLE, "later", broker.sessions]
     with broker.host.popen(keep, user=USER, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as keeper:
         assert keeper.stdin is not None
         assert keeper.stdout is not None
-        keeper.stdout.readline()  # each leaf was one of his jobs'
-        with broker.host.popen(idle, cwd=ROOT) as owner:
+        keeper.stdout.readline()  # each leaf that this user may have was one of these jobs'
+        with broker.host.popen(idle, user=USER, cwd=ROOT) as owner:
             try:
                 shown = wait_until(
-                    lambda: [job for job in broker.status()["jobs"] if job["job"] == "mine" and job["leaf"]],
+                    lambda: [job for job in broker.status()["jobs"] if job["job"] == "later" and job["leaf"]],
                     what=broker.status,
                 )
                 leaf = int(shown[0]["leaf"].removeprefix("ffe0:"), 16)

@@ -67,11 +67,23 @@ def test_who_takes_the_name_of_another_users_job_has_a_leaf_and_an_account_of_hi
     assert [sample.uid for sample in host.book.samples("eth0", leaves, now_s=0.2)] == [2]
 
 
-def test_a_leaf_that_was_given_back_is_taken_last() -> None:
+def test_a_leaf_that_was_given_back_is_taken_last_by_others() -> None:
     slots = Slots(4)
     first = slots.take("a", uid=1)
     slots.leave((1, "a"))
-    assert [slots.take(job, uid=uid) for job, uid in (("b", 1), ("c", 1), ("d", 2), ("e", 3))] == [1, 2, 3, first]
+    assert [slots.take(job, uid=uid) for job, uid in (("b", 2), ("c", 3), ("d", 4), ("e", 5))] == [1, 2, 3, first]
+
+
+def test_a_user_who_ends_job_after_job_leaves_leaves_that_he_has_never_had() -> None:
+    slots = Slots(8)
+    taken = []
+    for number in range(100):
+        taken.append(slots.take(f"j{number}", uid=1))
+        slots.leave((1, f"j{number}"))
+    assert taken[:8] == [0, 1, 2, 3, 0, 1, 2, 3], "each after as long a time as may be"
+    assert set(taken) == {0, 1, 2, 3}
+    assert [slots.take(job, uid=2) for job in "abcd"] == [4, 5, 6, 7]
+    assert slots.take("a", uid=3) == 0
 
 
 def test_a_job_that_comes_back_has_its_own_leaf_again() -> None:
