@@ -42,16 +42,15 @@ class DiLoCo(GlobalAlgorithm):
 
     def _before(self, tokens: int) -> None:
         super()._before(tokens)
-        met = self._joined.rejoin() if self._joined is not None else None
-        if met is not None:
-            self._receive(0, keep=not met.contributed)
-            self._inner = 0  # the others' round has just begun
         self._learns = True
 
     def _after(self, tokens: int) -> None:
         super()._after(tokens)
         if self._inner % self.every == 0:
             self.meet()
+        elif self._joined is not None and (met := self._joined.rejoin()) is not None:
+            self._receive(0, keep=not met.contributed)
+            self._inner = 0  # the others' round has just begun
 
     def meet(self, *, with_all: bool = False) -> Committed:
         """Average the parameters now, and let the outer optimiser step; `with_all` waits for late ones, too."""

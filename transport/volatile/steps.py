@@ -72,7 +72,7 @@ class Steps:
         self._member = control.member
         self._has_quorum = False
         self._reduced = 0, 0
-        """The epoch and step of the last reduction that `make` has begun; (0, 0) before one."""
+        """The epoch and step of the reduction that `make` has begun and not ended well; (0, 0) where there is none."""
         self.is_under_way = False
         """Since this call's `ready` has returned, others may count on what follows."""
 
@@ -183,6 +183,7 @@ class Steps:
                         one.data[:] = data
             if differed >= DIFFER_MAX:
                 raise PeerError("the group", f"members hold unequal results of step {step}: one of them computes wrong")
+        self._reduced = 0, 0  # who is left out later has given no part since
         for one in views:
             one.write_back()
         if met.attempts:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from patience import wait_until
 from volatile_members import (
     SETTINGS,
@@ -28,7 +29,9 @@ from volatile_members import (
 
 from hive_qos.errors import MisuseError, TimedOutError
 from integrations.volatile import DiLoCo, LocalSGD, StreamingDiLoCo
+from integrations.volatile.site import Site
 from transport.volatile.group import VolatileGroup
+from transport.volatile.protocol.messages import Look
 
 BATCHES = 6
 
@@ -289,3 +292,74 @@ def test_nobody_waits_for_the_end_of_a_long_round_to_learn(is_left_out: bool) ->
                 algorithm.meet()
 
     in_threads(3, run)
+
+
+def test_what_a_member_learned_before_it_was_left_out_stays_in_its_model() -> None:
+    """It was in the last meeting, and what it has learned since then is in none."""
+    where, size, learned = register(), 3, 3
+    met, left_out, kept = threading.Barrier(size), threading.Event(), list[torch.Tensor]()
+
+    def run(rank: int) -> None:
+        network = model()
+        algorithm = DiLoCo(network.parameters(), every=10**6)
+
+        def step() -> None:
+            with torch.no_grad(), algorithm.step():
+                for one in network.parameters():
+                    one.add_(float(rank == 2))
+
+        with algorithm.join(where, name=f"member-{rank}", members_min=size, settings=SETTINGS) as group:
+            algorithm.meet()
+            met.wait(60.0)
+            if rank < 2:
+                wait_until(lambda: left_out.is_set() or group.view.joining or step(), pause_s=0.01, limit_s=60.0)
+            else:
+                before, began = group.member, flat(network)
+                for _ in range(learned):
+                    step()
+                group._control.links.close()  # as of a host that was out of reach, and is back
+                wait_until(lambda: where.view().epoch > group.view.epoch)
+                group._control._heard(before, Look())
+                wait_until(lambda: group._control.failure)
+                left_out.set()
+                step()
+                kept.append(flat(network) - began)
+                assert group.member != before
+            while group.step < 6:
+                algorithm.meet()
+
+    in_threads(size, run)
+    torch.testing.assert_close(kept[0], torch.full_like(kept[0], learned + 1.0))
+
+
+def test_all_ranks_of_a_site_get_what_it_goes_on_from_after_it_was_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    where, size, joined = register(), 3, threading.Event()
+    met, handed = threading.Barrier(size), list[list[bool]]()
+    monkeypatch.setattr(Site, "_hand_over", lambda _site, changed: handed.append(changed))
+
+    def run(rank: int) -> None:
+        algorithm = DiLoCo(model().parameters(), every=10**6)
+
+        def step(by: DiLoCo | Site = algorithm) -> None:
+            with by.step():
+                pass
+
+        with (site := Site(algorithm)).join(where, name=f"member-{rank}", members_min=size, settings=SETTINGS) as group:
+            assert group is not None
+            algorithm.meet()
+            met.wait(60.0)
+            if rank < 2:
+                wait_until(lambda: joined.is_set() or group.view.joining or step(), pause_s=0.01, limit_s=60.0)
+            else:
+                group.lose_state("for this test")
+                step(site)
+                joined.set()
+            while group.step < 6:
+                algorithm.meet()
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        in_threads(size, run)
+    finally:
+        dist.destroy_process_group()
+    assert [True] * 4 in handed[size:-size]
