@@ -5,7 +5,7 @@ Connecting is beside the steps, which go on meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from transport.volatile.protocol.view import Member, View
@@ -148,7 +148,7 @@ class Admission:
         *,
         plan: Plan | None,
         newest: int,
-        newest_lost: Iterable[Member],
+        newest_lost: Collection[Member],
         now_s: float,
     ) -> MakePlan | LetIn | None:
         """What to do now.
@@ -166,7 +166,7 @@ class Admission:
             self._planned_s = None
             return None
         wanted = living | self._chosen()
-        there = self.have(newest)
+        there = self.have(newest).difference(newest_lost)  # one that has replaced these connections is lost there
         joining = there & self._candidates.keys()
         stands = plan is not None and newest >= plan.number
         mates = plan.members & wanted if plan is not None and stands else frozenset()

@@ -192,3 +192,13 @@ def test_nobody_is_put_last_because_a_member_was_lost_while_all_connected() -> N
     failed = Plan(2, frozenset({A, B, C, D}), 1.0)
     anew = admission.next(frozenset({A}), plan=failed, newest=1, newest_lost=(), now_s=2.0)
     assert anew == MakePlan(frozenset({A, C, D}))
+
+
+def test_who_has_replaced_the_newest_connections_is_connected_anew() -> None:
+    """As where it made newer ones just before the first worker was lost, and the next one did not."""
+    admission, view = Admission(), View(1, (A, B), 0, bytes(DIGEST_BYTES))
+    admission.hear({1: C}, view, 0.0)
+    for one in (A, B, C):
+        admission.connected(2, one)
+    found = admission.next(frozenset(view.members), plan=None, newest=2, newest_lost={B}, now_s=0.0)
+    assert found == MakePlan(frozenset({A, B, C})), "views that name other connections let nobody in, again and again"
