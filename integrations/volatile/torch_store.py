@@ -38,8 +38,9 @@ class TorchStore:
     """
 
     def __init__(self, store: Store) -> None:
-        self._store = store
-        self._is_stale = False
+        self._store = self._asked = store
+        self._given = store  # it may serve others, too, for as long as it is kept
+        self._stale: Store | None = None
 
     def get(self, key: str) -> bytes | None:
         # A store's own `get` waits for a key that is not there, and `check` before it takes a second round trip.
@@ -59,16 +60,20 @@ class TorchStore:
         return self._ask(f"counting {key}", lambda store: int(store.add(key, amount)))
 
     def renew(self) -> bool:
-        """The next call connects anew: the other end of this connection may be gone without a word."""
-        self._is_stale = True
+        """The next call connects anew: the other end of this connection may be gone without a word.
+
+        A connection that took longer to make than a call may is not meant: the next call has it.
+        """
+        self._stale = self._asked
         return True
 
     def _ask(self, what: str, ask: Callable[[Store], T]) -> T:
         try:
             try:
-                if self._is_stale:
-                    self._is_stale = False
+                if self._store is self._stale:
                     self._store = self._store.clone()
+                else:
+                    self._asked = self._store
                 return ask(self._store)
             except RuntimeError as error:
                 _log.info("%s: torch's store is connected anew: %s", what, _first_line(error))

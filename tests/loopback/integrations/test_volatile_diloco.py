@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from patience import wait_until
+from torch._C._distributed_c10d import HashStore
 from volatile_members import (
     SETTINGS,
     batch,
@@ -357,7 +358,7 @@ def test_all_ranks_of_a_site_get_what_it_goes_on_from_after_it_was_left_out(monk
             while group.step < 6:
                 algorithm.meet()
 
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         in_threads(size, run)
     finally:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
 from patience import wait_until
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import Store, TCPStore
 
 from hive_qos.errors import RegisterLostError
 from integrations.volatile.torch_store import TorchStore
@@ -68,3 +70,37 @@ def test_a_store_that_falls_silent_is_asked_again_when_it_is_back() -> None:
             return False
 
         wait_until(answers)
+
+
+def test_a_connection_that_was_made_too_late_for_one_call_is_there_for_the_next() -> None:
+    """Else a store that is far away is never heard again, once it was not for as long as a call may take."""
+
+    class Far(Store):
+        takes_s = 5.0
+
+        def clone(self) -> Store:
+            time.sleep(0.6)
+            store = Far()
+            store.takes_s = 0.0
+            return store
+
+        def compare_set(self, _key: str, expected: str, _value: str) -> bytes:
+            time.sleep(self.takes_s)
+            return expected.encode()
+
+    register = Register(TorchStore(Far()), job="j", timeout_s=0.3)
+
+    def answers() -> bool:
+        with contextlib.suppress(RegisterLostError):
+            return register.view() is None
+        return False
+
+    wait_until(answers, limit_s=5.0)
+
+
+def test_a_store_that_serves_the_others_goes_on_where_it_is_asked_over_a_new_connection() -> None:
+    limit = datetime.timedelta(seconds=5)
+    store = TorchStore(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=limit))
+    store.set("key", b"value")
+    assert store.renew()
+    assert store.get("key") == b"value"
