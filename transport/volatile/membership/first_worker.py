@@ -94,8 +94,8 @@ class FirstWorker:
             case LetIn(joining, asked) if joining and self._agreement.state.wish.mesh == links.newest.number:
                 if not joining <= self._agreement.state.wish.joining:
                     self._change(joining=joining, asked=asked)
-                elif not self._agreement.in_step:  # no step has ended since the last look, and none is undone
-                    self._agreement.apply(commit.changed)
+                elif not (self._agreement.in_step or self._agreement.state.announced):
+                    self._agreement.apply(commit.changed)  # no step has ended since the last look, and none is undone
             case _:
                 pass
 

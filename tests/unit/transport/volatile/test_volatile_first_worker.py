@@ -9,6 +9,7 @@ import pytest
 
 from transport.volatile.membership.first_worker import FirstWorker
 from transport.volatile.protocol import commit
+from transport.volatile.protocol.commit import Phase
 from transport.volatile.protocol.view import DIGEST_BYTES, Member, View
 from transport.volatile.register.register import MemoryStore, Register
 
@@ -16,13 +17,16 @@ A, B, LEARNER, NEW = (Member(name, 1) for name in "abcd")
 
 
 class Stand:
-    """The control of `B`, which is not the first: its newest connections have the number 2."""
+    """The control of `B`, which is not the first, or of another one: its newest connections have the number 2."""
 
-    def __init__(self) -> None:
-        self.member = B
+    in_step = is_idle = False
+
+    def __init__(self, member: Member = B) -> None:
+        self.member = member
         self.lost: frozenset[Member] = frozenset()
         self.links = SimpleNamespace(
-            newest=SimpleNamespace(number=2),
+            newest=SimpleNamespace(number=2, lost=frozenset),
+            plan=None,
             present=SimpleNamespace(number=1, lost=lambda: self.lost),
             give_up_plan=lambda: None,
             forget_replaced=lambda: None,
@@ -30,10 +34,10 @@ class Stand:
         self.enter(View(1, (A, B, LEARNER), 0, bytes(DIGEST_BYTES), (LEARNER,)))
 
     def enter(self, view: View) -> None:
-        self.state = commit.begin(B, view)
+        self.state = commit.begin(self.member, view)
 
-    def apply(self, rule: Any, *args: Any) -> None:
-        self.state, _ = rule(self.state, *args)
+    def apply(self, rule: Any, *args: Any, **named: Any) -> None:
+        self.state, _ = rule(self.state, *args, **named)
 
     def look_soon(self) -> None:
         pass
@@ -84,3 +88,19 @@ def test_connections_that_others_have_replaced_are_no_more_wished_for() -> None:
     assert (stand.state.wish.mesh, stand.state.wish.joining) == (1, frozenset()), "who learns lacks them"
     first.connected(LEARNER, 3)
     assert stand.state.wish.mesh == 3
+
+
+def test_no_step_that_others_make_without_the_first_worker_is_undone_to_let_somebody_in() -> None:
+    stand, register = Stand(A), Register(MemoryStore(), job="job")
+    register.ask_to_join(NEW)
+    first = FirstWorker(register, stand)  # type: ignore[arg-type]  # has what is asked here
+    for member in (A, B, LEARNER, NEW):
+        first.connected(member, 2)
+    first.admit()
+    assert stand.state.wish.joining == {NEW}
+    stand.apply(commit.choose, 1, {B})
+    first.admit()
+    assert stand.state.phase is Phase.REDUCING
+    stand.apply(commit.followed, 1, bytes(DIGEST_BYTES))
+    first.admit()
+    assert stand.state.phase is Phase.FROZEN
