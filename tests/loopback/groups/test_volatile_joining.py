@@ -21,6 +21,7 @@ from transport.volatile.control import Control
 from transport.volatile.following import Follower
 from transport.volatile.links.mesh import CONNECT_S, Mesh
 from transport.volatile.membership.succession import Succession
+from transport.volatile.protocol.admission import Admission, LetIn, MakePlan
 from transport.volatile.protocol.commit import Phase
 from transport.volatile.protocol.view import Member, View
 from transport.volatile.register.register import MemoryStore, Register
@@ -302,10 +303,18 @@ def test_who_joins_again_can_be_closed_while_the_register_is_away(start: Callabl
 def test_connections_that_come_to_stand_while_a_view_is_written_do_not_replace_those_that_it_names(
     start: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two ask one after the other: the view lets the first one in while the members connect to the second one, too."""
+    """Two ask one after the other: the view lets the first one in while the members connect to the second one, too.
+
+    A first worker begins with the second one later. But what it hears may be late, and another one may have begun.
+    """
     members = trio(start, store := MemoryStore())
-    connect, advance = Mesh.connect, Register.advance
+    connect, advance, following = Mesh.connect, Register.advance, Admission.next
     writing, asked, standing = threading.Event(), threading.Event(), [0]
+
+    def early(admission: Admission, living: frozenset[Member], **named: Any) -> MakePlan | LetIn | None:
+        found = following(admission, living, **named)
+        both = {"x", "y"} <= {one.name for one in admission._candidates} and not asked.is_set()
+        return MakePlan(living | admission._candidates.keys()) if both and isinstance(found, LetIn) else found
 
     def slowly(cls: type[Mesh], register: Register, number: int, some: Any, *rest: Any, **named: Any) -> Mesh:
         both = {"x", "y"} <= {one.name for one in some}
@@ -325,6 +334,7 @@ def test_connections_that_come_to_stand_while_a_view_is_written_do_not_replace_t
 
     monkeypatch.setattr(Mesh, "connect", classmethod(slowly))
     monkeypatch.setattr(Register, "advance", written)
+    monkeypatch.setattr(Admission, "next", early)
     for one in members[:2]:
         one.allow()  # a step that c has yet to make: until then the view stays
     newcomers = [start("x", store)]
