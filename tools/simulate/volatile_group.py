@@ -233,7 +233,7 @@ class SimulatedGroup:
 
         Args:
             states: of the first living one, and of one of each site.
-            heard_s: of `_heard_s`; without, all freeze now.
+            heard_s: of `_heard_s`; without, all freeze now, at the end of a step.
         """
         before, decider, sites = self.state.view, living[0], self._network.sites
         others = len(before.members) - 1
@@ -242,7 +242,8 @@ class SimulatedGroup:
         for one, state in states.items():
             known = heard_s.get(one % sites, {})
             frozen_s[one % sites] = at_s = min(known.values(), default=0.0)
-            frozen, does = commit.changed(state, lost=frozenset(gone for gone in known if known[gone] <= at_s))
+            gone = frozenset(one for one in known if known[one] <= at_s)
+            frozen, does = commit.changed(state, lost=gone, between_steps=not heard_s)
             if one == decider:
                 actions, deciding = does, frozen
             else:

@@ -26,6 +26,8 @@ TAG_BYTES = 32
 T = TypeVar("T")
 STORE_S = 10.0
 """A store in another part of the world answers within a second, and one that restarts within some."""
+HURRIED = 8
+"""At 2 s each (`control.ANSWER_S`) a link may be cut for a quarter of a minute, and be used again at once."""
 POLL_S = 0.02
 """Between two looks for a value: a fifth of a round trip of the Internet, and 50 small requests a second at most."""
 
@@ -239,12 +241,16 @@ class Bounded:
 
     A call that does not end keeps its thread, which is a daemon. Later calls fail at once until it does end, as where
     the host can be reached again; or they go over another connection, if the store makes one.
+
+    Where `HURRIED` calls in a row had no answer in time, further ones wait for `STORE_S`: the store may be slow, and
+    not out of reach.
     """
 
     def __init__(self, store: Store, timeout_s: float) -> None:
         self._store = store
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
+        self._missed = 0
         self._stuck: dict[threading.Event, str] = {}
         """Calls that have not ended in time, and what they were for."""
 
@@ -281,12 +287,15 @@ class Bounded:
                 self._stuck.pop(ended, None)
 
         threading.Thread(target=run, name="hive-register", daemon=True).start()
-        if not ended.wait(self._timeout_s):
+        limit_s = self._timeout_s if self._missed < HURRIED else max(self._timeout_s, STORE_S)
+        if not ended.wait(limit_s):
             with self._lock:
                 if not ended.is_set():
+                    self._missed += 1
                     if not self._store.renew():
                         self._stuck[ended] = what
-                    raise RegisterLostError(what, f"no answer within {self._timeout_s:g} s")
+                    raise RegisterLostError(what, f"no answer within {limit_s:g} s")
+        self._missed = 0
         if errors:
             raise errors[0]
         return results[0]

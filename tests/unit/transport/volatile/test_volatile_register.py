@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 from patience import wait_until
@@ -10,6 +11,7 @@ from patience import wait_until
 from hive_qos.errors import PeerError, RegisterLostError, TimedOutError
 from transport.volatile.protocol.commit import Frozen, Wish
 from transport.volatile.protocol.view import DIGEST_BYTES, Member, View, decode, encode
+from transport.volatile.register import register as register_module
 from transport.volatile.register.register import MemoryStore, Register
 
 A, B = Member("a", 1), Member("b", 2**61)
@@ -121,3 +123,25 @@ def test_a_store_that_does_not_answer_is_lost_in_time_and_asked_again_when_it_ha
     wait_until(lambda: not notes.store._stuck)  # type: ignore[attr-defined]
     assert notes.view() is None
     assert notes.last_mesh() == 1
+
+
+def test_a_store_that_is_slow_and_not_out_of_reach_is_waited_for_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where each answer came too late, a view would never change."""
+    monkeypatch.setattr(register_module, "HURRIED", 2)
+    ended = threading.Semaphore(0)
+
+    class Slow(MemoryStore):
+        def get(self, key: str) -> bytes | None:
+            time.sleep(0.1)
+            ended.release()
+            return None
+
+    notes = Register(Slow(), job="job").within(0.01)
+    for _ in range(2):
+        with pytest.raises(RegisterLostError, match=r"no answer within 0\.01 s"):
+            notes.view()
+        assert ended.acquire(timeout=10.0)
+        wait_until(lambda: not notes.store._stuck)  # type: ignore[attr-defined]
+    assert notes.view() is None
+    with pytest.raises(RegisterLostError, match="no answer within"):  # it is in a hurry again
+        notes.view()
