@@ -11,5 +11,5 @@ shared machine only what was measured within the same minute can be compared. Wh
     iperf       iperf3 as a contender                machine    CPU seconds of the whole machine
     flows, latency, memory, congestion    the scenarios, which write raw records
     records     the raw records                      figures    arithmetic on them, pure
-    report      figures, ratios and goals as JSON    table, plots    what a person sees
+    report      figures, ratios and goals as JSON    table      what a person sees
 """

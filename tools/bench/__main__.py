@@ -32,12 +32,12 @@ def bench(
     repetitions: Annotated[int | None, typer.Option(min=1, help="Turns of the contenders in every scenario.")] = None,
     report_only: ReportOnly = False,
 ) -> None:
-    """Measure, print the tables, and leave records.jsonl, report.json, report.md and a plot for each scenario."""
+    """Measure, print the tables, and leave records.jsonl, report.json and report.md."""
     names = chosen(console, scenarios, SCENARIOS)
     settings = (QUICK if quick else Settings()).repeated(repetitions)
     measure = None if report_only else partial(_measure, names, output, settings)
     in_lab = not LABLESS.issuperset(names)
-    measure_and_report(console, output, "tools.bench", measure=measure, in_lab=in_lab, plots=True)
+    measure_and_report(console, output, "tools.bench", measure=measure, in_lab=in_lab)
 
 
 def _measure(names: list[str], output: Path, settings: Settings) -> None:

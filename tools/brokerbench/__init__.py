@@ -9,6 +9,6 @@ same minutes can be compared. Who does what:
     scenes      hosts, links, who floods whom         stage     one scene with everything that runs in it
     scenarios/  what is measured, a file each         programs/ rank, flood, echoes, paced: the load
     figures/    arithmetic on records, pure
-    report      figures and goals as JSON             table, plots  what a person sees
+    report      figures and goals as JSON             table     what a person sees
     syncthing   Syncthing itself beside training, a measurement of its own
 """

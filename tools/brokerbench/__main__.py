@@ -39,7 +39,7 @@ def bench(
     busy: Annotated[bool, typer.Option("--busy", help="Ranks compute on a core, not asleep.")] = False,
     report_only: ReportOnly = False,
 ) -> None:
-    """Measure, print the tables, and leave records.jsonl, report.json, report.md and a plot for each scenario.
+    """Measure, print the tables, and leave records.jsonl, report.json and report.md.
 
     Everything takes an hour and three quarters on a machine with two cores: 15 minutes each for sender, receiver,
     remote and inbound, 12 for fresh, 10 for capacity and jobs, 2 to 6 for the others. A scenario that is not done after
@@ -52,7 +52,7 @@ def bench(
         except ConfigurationError as error:
             fail(console, str(error))
         measure = partial(_measure, names, output, settings)
-    measure_and_report(console, output, "tools.brokerbench", measure=measure, plots=True)
+    measure_and_report(console, output, "tools.brokerbench", measure=measure)
 
 
 def _settings(

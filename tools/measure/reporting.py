@@ -1,4 +1,4 @@
-"""What a benchmark's command takes and says, and the report that it leaves: JSON, Markdown, plots and tables."""
+"""What a benchmark's command takes and says, and the report that it leaves: JSON, Markdown and tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tools.measure.surroundings import terminated_like_interrupted
 
 EXIT_FAILED, EXIT_INTERRUPTED = 2, 130
 
-Output: TypeAlias = Annotated[Path, typer.Option(help="Where records, report and plots go.")]
+Output: TypeAlias = Annotated[Path, typer.Option(help="Where records and report go.")]
 ReportOnly: TypeAlias = Annotated[bool, typer.Option("--report-only", help="Compute from the records that are there.")]
 
 
@@ -66,7 +66,6 @@ def measure_and_report(
     *,
     measure: Callable[[], None] | None,
     in_lab: bool = True,
-    plots: bool = False,
 ) -> None:
     """Measure, and leave the report, also where Ctrl-C or SIGTERM ends the measuring; the command then ends with 130.
 
@@ -75,7 +74,6 @@ def measure_and_report(
             prints it.
         measure: leaves the records; None where they are there already.
         in_lab: it needs the privilege of a lab.
-        plots: its `plots.draw` leaves some.
     """
     interrupted = False
     if measure is not None:
@@ -89,20 +87,18 @@ def measure_and_report(
         except KeyboardInterrupt:
             console.print("interrupted; everything is taken down, and what was measured is reported", style="yellow")
             interrupted = True
-    _leave_report(console, output, package, plots=plots)
+    _leave_report(console, output, package)
     if interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
-def _leave_report(console: Console, output: Path, package: str, *, plots: bool) -> None:
+def _leave_report(console: Console, output: Path, package: str) -> None:
     report, table = (importlib.import_module(f"{package}.{name}") for name in ("report", "table"))
     try:
         found = report.compute(*read(output))
         (output / "report.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     except (OSError, ValueError) as error:
         fail(console, f"{output}: {error}")
-    if plots:  # only now: matplotlib starts threads, and then no namespace can be entered
-        importlib.import_module(f"{package}.plots").draw(found, output)
     (output / "report.md").write_text(table.markdown(found), encoding="utf-8")
     table.print_report(console, found)
-    console.print(f"Report: {output}/report.json{f'   Plots: {output}/*.png' if plots else ''}", highlight=False)
+    console.print(f"Report: {output}/report.json", highlight=False)
