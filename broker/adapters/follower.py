@@ -41,7 +41,7 @@ class Follower:
     """One program. For one thread.
 
     Args:
-        clock: monotonic seconds. wall: the time of day.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -53,10 +53,9 @@ class Follower:
         *,
         log: Log,
         clock: Callable[[], float],
-        wall: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
     ) -> None:
         self._program, self._adapter, self._limiter, self._session = program, adapter, limiter, session
-        self._log, self._clock, self._wall = log, clock, wall
+        self._log, self._clock = log, clock
         self._deadline = Deadline(program)
         self._backlog: Backlog | None = None
         self._problem: ProgramError | None = None
@@ -133,7 +132,7 @@ class Follower:
         if backlog is not None:
             self._session.need(
                 backlog_bytes=backlog.upload_bytes,
-                deadline_s=self._deadline.remaining_s(backlog.upload_bytes, now=self._wall()),
+                deadline_s=self._deadline.remaining_s(backlog.upload_bytes, now=datetime.datetime.now(datetime.UTC)),
                 replicas_at_risk=backlog.objects_at_risk,
                 bytes_by_destination=backlog.peers,
             )

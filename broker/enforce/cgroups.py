@@ -81,10 +81,9 @@ def _set(path: str, value: str) -> None:
         os.close(descriptor)
 
 
-def _tasks_max(sysctl: str = "/proc/sys/kernel") -> int:
-    return (
-        min(int(Path(sysctl, name).read_text(encoding="ascii")) for name in ("pid_max", "threads-max")) // _TASKS_PART
-    )
+def _tasks_max() -> int:
+    limits = (Path("/proc/sys/kernel", name).read_text(encoding="ascii") for name in ("pid_max", "threads-max"))
+    return min(map(int, limits)) // _TASKS_PART
 
 
 def cgroup_path_of(mount: str, traffic_class: str) -> str:

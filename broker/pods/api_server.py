@@ -167,7 +167,7 @@ class ApiServer:
         raise ApiServerError(f"{method} {path.partition('?')[0]}: {answer.status} {_message_of(words)}")
 
 
-def in_cluster(node: str, *, account: Path, environment: Mapping[str, str] = os.environ) -> ApiServer:
+def in_cluster(node: str, *, account: Path) -> ApiServer:
     """The API server as a pod finds it.
 
     Raises:
@@ -175,7 +175,7 @@ def in_cluster(node: str, *, account: Path, environment: Mapping[str, str] = os.
     """
     if not node:
         raise ConfigurationError("--node", None, "name this node: $NODE_NAME from the downward API (spec.nodeName)")
-    host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT_HTTPS", "443")
+    host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT_HTTPS", "443")
     if not host or not port.isdigit():
         raise ConfigurationError("KUBERNETES_SERVICE_HOST", host, "is set in every pod of Kubernetes; run this in one")
     return ApiServer(host=host, port=int(port), node=node, account=account)

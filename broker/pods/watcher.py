@@ -45,7 +45,6 @@ class PodWatcher:
 
     Args:
         hierarchy: looked up each time: the kubelet may not have made its cgroups yet.
-        sleep: as `time.sleep`.
     """
 
     def __init__(
@@ -56,10 +55,9 @@ class PodWatcher:
         allowed: Collection[str],
         hierarchy: Callable[[], Hierarchy | None],
         log: Log,
-        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._server, self._files, self._allowed, self._hierarchy = server, files, allowed, hierarchy
-        self._log, self._sleep = log, sleep
+        self._log = log
         self._pods: dict[str, dict[str, Any]] = {}
         self._taken: str | None = None  # the text that the broker has in force
         self._said: dict[Problem, None] = {}
@@ -88,7 +86,7 @@ class PodWatcher:
             try:
                 self._follow()
             except VersionGone:
-                self._sleep(RETRY_S_MIN)
+                time.sleep(RETRY_S_MIN)
             except ApiServerError as problem:
                 self._wait(problem)
 
@@ -104,7 +102,7 @@ class PodWatcher:
                     self.apply()
             self._tries = 0
             self.apply()
-            self._sleep(RETRY_S_MIN)  # a server that ends every watch at once is not asked without end
+            time.sleep(RETRY_S_MIN)  # a server that ends every watch at once is not asked without end
 
     def _take(self, kind: str, pod: dict[str, Any]) -> None:
         uid = str(pod["metadata"].get("uid", ""))
@@ -164,4 +162,4 @@ class PodWatcher:
         pause_s = min(RETRY_S_MAX, RETRY_S_MIN * 2 ** min(self._tries, 10))
         self._tries += 1
         self._log.warning("api-server-unavailable", error=str(problem), retry_s=round(pause_s, 1))
-        self._sleep(pause_s * random.uniform(0.5, 1.0))  # nodes should not come back at the same instant
+        time.sleep(pause_s * random.uniform(0.5, 1.0))  # nodes should not come back at the same instant

@@ -24,20 +24,15 @@ WAITING_MAX = 256
 
 
 class CloserClient:
-    """For any thread.
-
-    Args:
-        command: what is run, before the descriptors of its socket and its pipe.
-    """
+    """For any thread."""
 
     def __init__(
         self,
         *,
         log: Log,
         clock: Callable[[], float] = time.monotonic,
-        command: tuple[str, ...] = python(MODULE),
     ) -> None:
-        self._log, self._clock, self._process = log, clock, SideProcess(command)
+        self._log, self._clock, self._process = log, clock, SideProcess(python(MODULE))
         self._lock = threading.Lock()
         self._sockets: collections.deque[tuple[list[int], int]] = collections.deque()
         self._waiting = 0

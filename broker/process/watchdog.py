@@ -89,9 +89,8 @@ class Watchdog:
         opening: Callable[[], int],
         relearn: Callable[[], None],
         say: Callable[[str], None],
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._sock, self._opening, self._relearn, self._say, self._clock = sock, opening, relearn, say, clock
+        self._sock, self._opening, self._relearn, self._say = sock, opening, relearn, say
         self._sock.setblocking(False)
         self._opened = 0
         self._silence_s = self._deadline_s = 0.0
@@ -101,11 +100,11 @@ class Watchdog:
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
         self._answer("0")
-        heard_s = self._clock()
+        heard_s = time.monotonic()
         self._enter(State.PATIENT)
         grace = True
         while True:
-            wait_s = self._deadline_s - self._clock()
+            wait_s = self._deadline_s - time.monotonic()
             if poll.poll(None if wait_s == math.inf else max(0.0, wait_s) * 1000):
                 messages = self._received()
                 if b"q" in messages:
@@ -113,12 +112,12 @@ class Watchdog:
                 if b"" in messages:
                     return self._open_after_death()
                 self._take(messages)
-                heard_s, grace = self._clock(), True
+                heard_s, grace = time.monotonic(), True
                 self._enter(State.PATIENT if messages[-1].startswith(b"s") else State.WATCHING)
-            elif grace and self._clock() - self._deadline_s > LATE_S:
-                grace, self._deadline_s = False, self._clock() + GRACE_S
+            elif grace and time.monotonic() - self._deadline_s > LATE_S:
+                grace, self._deadline_s = False, time.monotonic() + GRACE_S
             else:
-                opened = self._open_after_silence(self._clock() - heard_s)
+                opened = self._open_after_silence(time.monotonic() - heard_s)
                 self._enter(State.OPENED if opened else State.REFUSED)
 
     def _enter(self, state: State) -> None:
@@ -128,7 +127,7 @@ class Watchdog:
             State.OPENED: math.inf,
             State.REFUSED: AGAIN_S,
         }
-        self._deadline_s = self._clock() + waits_s[state]
+        self._deadline_s = time.monotonic() + waits_s[state]
 
     def _received(self) -> list[bytes]:
         """All messages that are there; the last is empty when the daemon is gone."""
@@ -160,7 +159,7 @@ class Watchdog:
         return True
 
     def _open_after_death(self) -> bool:
-        began_s = self._clock()
+        began_s = time.monotonic()
         for left in reversed(range(TRIES)):
             try:
                 changed = self._opening()
@@ -170,7 +169,7 @@ class Watchdog:
                     return False
                 time.sleep(AGAIN_S)
             else:
-                took_ms = (self._clock() - began_s) * 1000
+                took_ms = (time.monotonic() - began_s) * 1000
                 if changed:  # nothing held anybody back: a start that was refused says itself what is wrong
                     self._say(f"the daemon is gone: {changed} classes opened to the line's rate in {took_ms:.1f} ms")
                 break

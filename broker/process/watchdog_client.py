@@ -53,10 +53,9 @@ class WatchdogClient:
         self,
         *,
         log: Log,
-        clock: Callable[[], float] = time.monotonic,
         command: tuple[str, ...] = python(MODULE),
     ) -> None:
-        self._log, self._clock, self._process = log, clock, SideProcess(command)
+        self._log, self._process = log, SideProcess(command)
         self._sock: socket.socket | None = None
         self._state = State.GONE
         self._reopened = self._was_busy = False
@@ -97,7 +96,7 @@ class WatchdogClient:
         Args:
             busy: what follows may take as long as a start (a reload does): the watchdog waits longer for the next beat.
         """
-        now_s = self._clock()
+        now_s = time.monotonic()
         patient = busy or self._was_busy
         if self._beat_s is not None and now_s - self._beat_s < BEAT_S and not patient:
             return False
@@ -144,7 +143,7 @@ class WatchdogClient:
 
     def _launch(self) -> None:
         self._seen = 0
-        self._sock = self._process.start_connected(self._directory, descriptors=(self._lock,), now_s=self._clock())
+        self._sock = self._process.start_connected(self._directory, descriptors=(self._lock,), now_s=time.monotonic())
         self._sock.setblocking(False)
         self._state = State.STARTING
         self._starts += 1
@@ -171,7 +170,7 @@ class WatchdogClient:
             self._lost(f"has died ({problem.strerror})")
             return
         if self._unanswered_s is None:
-            self._unanswered_s = self._clock()
+            self._unanswered_s = time.monotonic()
 
     def _hear(self, *, wait_s: float = 0.0) -> None:
         """Read the watchdog's answers; wait at most `wait_s` for the first."""

@@ -112,14 +112,15 @@ def receiver(settings: Settings, *, name: str = "receiver", times: int = 10, del
     )
 
 
-def inbound(settings: Settings, *, name: str, times: int = 10) -> Scene:
-    """The bottleneck is the way in of a host to which two others store, over links of ten (`times`) times its rate."""
+def inbound(settings: Settings, *, name: str) -> Scene:
+    """The bottleneck is the way in of a host to which two others store, over links of ten times its rate."""
     lab = _hosts(name, "abst", routers="r")
     rate = settings.rate_bits_per_s
+    others = 10 * rate
     for host in "ab":
         lab.link(host, "r", rate_bits_per_s=rate, buffer_s=settings.buffer_s)
     for host in "st":
-        lab.link(host, "r", rate_bits_per_s=times * rate, buffer_s=settings.buffer_s)
+        lab.link(host, "r", rate_bits_per_s=others, buffer_s=settings.buffer_s)
     return Scene(
         name=name,
         lab=lab,
@@ -128,7 +129,7 @@ def inbound(settings: Settings, *, name: str, times: int = 10) -> Scene:
         flooders=("s", "t"),
         target="b",
         target_address=lab["b"].address,
-        believed_bits_per_s={"a": rate, "b": rate, "s": times * rate, "t": times * rate},
+        believed_bits_per_s={"a": rate, "b": rate, "s": others, "t": others},
         inbound_bits_per_s={"b": rate},
         compute=Counter(node="r", interface=lab["r"].interface_on("a"), column=RECEIVED),
         storage=None,

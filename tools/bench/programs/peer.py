@@ -103,13 +103,13 @@ class Peer:
         else:
             self._watched[operation] = then
 
-    def outcome(self, operation: int, *, wait_s: float = WAIT_S_MAX) -> Outcome:
+    def outcome(self, operation: int) -> Outcome:
         """Wait for one operation.
 
         Raises:
             RuntimeError: it failed, or did not end.
         """
-        end_s = time.monotonic() + wait_s
+        end_s = time.monotonic() + WAIT_S_MAX
         while operation not in self._outcomes:
             self.pump(end_s)
         found = self._outcomes.pop(operation)

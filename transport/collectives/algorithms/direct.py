@@ -31,7 +31,7 @@ def all_reduce(problem: Problem, plan: Plan) -> Schedule:
     builder = Builder(problem.rank, problem.size)
     chunks = chunks_of(problem, plan, owner=problem.turn % problem.size)
     messages = Messages(builder, problem)
-    sent = _contribute(builder, problem, chunks, messages)
+    sent = _contribute(problem, chunks, messages)
     for chunk, target, reduced in _own(builder, problem, chunks, in_place=True, messages=messages):
         messages.send(builder.others(), 2 * chunk.number + 1, target, (reduced,), of=target, adopts=target, finish=True)
     for chunk in chunks:
@@ -50,7 +50,7 @@ def reduce(problem: Problem, plan: Plan) -> Schedule:
     builder = Builder(problem.rank, problem.size)
     chunks = chunks_of(problem, plan, owner=problem.root)
     messages = Messages(builder, problem)
-    sent = _contribute(builder, problem, chunks, messages)
+    sent = _contribute(problem, chunks, messages)
     is_root = problem.rank == problem.root
     _own(builder, problem, chunks, in_place=is_root, messages=messages, result_to=None if is_root else problem.root)
     if is_root:
@@ -281,9 +281,7 @@ def _relay_weights(problem: Problem, plan: Plan) -> Sequence[int]:
     return [int(i != problem.root) for i in range(problem.size)]  # the root's link alone is good
 
 
-def _contribute(
-    builder: Builder, problem: Problem, chunks: Sequence[Chunk], messages: Messages
-) -> dict[int, tuple[int, ...]]:
+def _contribute(problem: Problem, chunks: Sequence[Chunk], messages: Messages) -> dict[int, tuple[int, ...]]:
     """Send our values of every chunk to its owner; by chunk number the steps after which they may be overwritten."""
     rank, size = problem.rank, problem.size
     ahead = sorted(chunks, key=lambda chunk: (chunk.number // size, (chunk.owner - rank) % size))
