@@ -1,19 +1,14 @@
-"""The report as tables in a terminal."""
+"""The report's tables."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
 from hive_qos.units import format_rate, format_size
-from tools.measure.reporting import failed
+from tools.measure.tables import NONE, Column, Section, goals
 
 Cell: TypeAlias = Mapping[str, Any]
-Column: TypeAlias = tuple[str, Callable[[Cell], str]]
 
 TITLES = {
     "loopback": "1  One connection over loopback",
@@ -24,51 +19,11 @@ TITLES = {
     "connections": "5  Idle connections",
     "congestion": "6  Congestion controls over 200 Mbit/s, 40 ms",
 }
-NONE = "-"
 
 
-def print_report(console: Console, report: Mapping[str, Any]) -> None:
-    """Print every scenario that was run, who was missing, and the goals."""
-    for title, cells, columns in sections(report):
-        table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column("case", no_wrap=True)
-        table.add_column("contender", no_wrap=True)
-        for name, _ in columns:
-            table.add_column(name, justify="right", no_wrap=True)
-        previous = ""
-        for cell in cells:
-            case = cell["case"] if cell["case"] != previous else ""
-            previous = cell["case"]
-            style = "bold" if "native" in cell["contender"] else None
-            table.add_row(case, cell["contender"], *(show(cell) for _, show in columns), style=style)
-        console.print(table)
-    for line in _missing(report):
-        console.print(line, style="yellow", markup=False, highlight=False)
-    for failure in report["failures"]:
-        console.print(failed(failure), style="red", markup=False, highlight=False)
-    _print_goals(console, report["goals"])
-
-
-def markdown(report: Mapping[str, Any]) -> str:
-    """The same tables for a document."""
-    lines = []
-    for title, cells, columns in sections(report):
-        names = ["case", "contender", *(name for name, _ in columns)]
-        lines += [f"### {title}", "", f"| {' | '.join(names)} |", "|---|---|" + "---:|" * len(columns)]
-        for cell in cells:
-            lines.append(f"| {' | '.join([cell['case'], cell['contender'], *(show(cell) for _, show in columns)])} |")
-        lines.append("")
-    lines += [f"- {line}" for line in (*_missing(report), *map(failed, report["failures"]))]
-    return "\n".join([*lines, ""])
-
-
-def _missing(report: Mapping[str, Any]) -> list[str]:
-    return [f"Not measured: {name}: {why}" for name, why in report["run"]["missing"].items()]
-
-
-def sections(report: Mapping[str, Any]) -> list[tuple[str, list[Cell], list[Column]]]:
-    """Title, rows and columns of each table; the table and docs/log/transport.md show the same."""
-    found = []
+def sections(report: Mapping[str, Any]) -> list[Section]:
+    """Title, heads and rows of each table; docs/log/transport.md shows the same."""
+    found: list[Section] = []
     for name, title in TITLES.items():
         scenario = "memory" if name == "connections" else name
         cells = [
@@ -78,8 +33,10 @@ def sections(report: Mapping[str, Any]) -> list[tuple[str, list[Cell], list[Colu
         ]
         if cells:
             references = sorted({key for cell in cells for key in cell["ratios"] if " of idle" not in key})
-            found.append((title, cells, [*COLUMNS[name], *(_ratio(f"of {key}", key) for key in references)]))
-    return found
+            columns = [*COLUMNS[name], *(_ratio(f"of {key}", key) for key in references)]
+            rows = [[cell["case"], cell["contender"], *(show(cell) for _, show in columns)] for cell in cells]
+            found.append((title, ("case", "contender", *(head for head, _ in columns)), rows))
+    return [*found, goals(report)]
 
 
 def _figure(name: str, key: str, show: Callable[[float], str], *, spread: bool = False) -> Column:
@@ -156,17 +113,3 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         ("limit", lambda cell: cell["limit"]),
     ],
 }
-
-
-def _print_goals(console: Console, goals: Sequence[Mapping[str, Any]]) -> None:
-    table = Table(title="Goals of the native engine", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    table.add_column("")
-    table.add_column("found", justify="right")
-    table.add_column("has to be", justify="right")
-    table.add_column("")
-    for goal in goals:
-        limit = f"≥ {goal['at_least']:.2f}" if "at_least" in goal else f"≤ {goal['at_most']:.2f}"
-        verdicts = {True: "[green]yes[/green]", False: "[red]NO[/red]", None: "not measured"}
-        found = NONE if goal["value"] is None else f"{goal['value']:.3f}"
-        table.add_row(goal["name"], found, limit, verdicts[goal["passed"]])
-    console.print(table)

@@ -1,21 +1,13 @@
-"""The report as tables: in a terminal, and for a document."""
+"""The report's tables."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
-
-from rich import box
-from rich.console import Console
-from rich.table import Table
+from typing import Any
 
 from hive_qos.units import format_rate, format_size
-from tools.measure.reporting import failed
+from tools.measure.tables import NONE, Column, Section, goals
 
-Row: TypeAlias = tuple[str, Mapping[str, Any]]
-Column: TypeAlias = tuple[str, Callable[[Mapping[str, Any]], str]]
-
-NONE = "-"
 TITLES = {
     "sender": "1  Bottleneck at the sender's own link",
     "receiver": "2  Bottleneck at the receiver's link, flooded from a link ten times faster",
@@ -31,49 +23,14 @@ TITLES = {
 }
 
 
-def print_report(console: Console, report: Mapping[str, Any]) -> None:
-    """Print every scenario, what failed, and the goals."""
-    for title, rows, columns in sections(report):
-        table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column("", no_wrap=True)
-        for name, _ in columns:
-            table.add_column(name, justify="right", no_wrap=True)
-        for name, figures in rows:
-            style = "bold" if name.startswith("brokered") else None
-            table.add_row(name, *(show(figures) for _, show in columns), style=style)
-        console.print(table)
-    for untried in report["not_tried"]:
-        text = f"Not tried: {untried['condition']}: {untried['why']}"
-        console.print(text, style="yellow", markup=False, highlight=False)
-    for failure in report["failures"]:
-        console.print(failed(failure), style="red", markup=False, highlight=False)
-    _print_goals(console, report["goals"])
-
-
-def markdown(report: Mapping[str, Any]) -> str:
-    """The same tables for a document."""
-    lines = []
-    for title, rows, columns in sections(report):
-        lines += [f"### {title}", "", f"| {' | '.join(['', *(name for name, _ in columns)])} |"]
-        lines.append("|---|" + "---:|" * len(columns))
-        lines += [f"| {' | '.join([name, *(show(figures) for _, show in columns)])} |" for name, figures in rows]
-        lines.append("")
-    for untried in report["not_tried"]:
-        lines += [f"Not tried: {untried['condition']}: {untried['why']}", ""]
-    for failure in report["failures"]:
-        lines += [failed(failure), ""]
-    lines += ["### Goals", "", "| | found | has to be | |", "|---|---:|---:|---|"]
-    lines += [f"| {' | '.join(_goal(goal))} |" for goal in report["goals"]]
-    return "\n".join([*lines, ""])
-
-
-def sections(report: Mapping[str, Any]) -> list[tuple[str, list[Row], Sequence[Column]]]:
-    """Title, rows and columns of each table."""
-    found: list[tuple[str, list[Row], Sequence[Column]]] = []
+def sections(report: Mapping[str, Any]) -> list[Section]:
+    """Title, heads and rows of each table."""
+    found: list[Section] = []
     for scenario, by_name in report["scenarios"].items():
-        rows = list(by_name.items())
-        found.append((TITLES[scenario], rows, COLUMNS[scenario]))
-    return found
+        columns = COLUMNS[scenario]
+        rows = [[name, *(show(figures) for _, show in columns)] for name, figures in by_name.items()]
+        found.append((TITLES[scenario], ("", *(head for head, _ in columns)), rows))
+    return [*found, goals(report)]
 
 
 def seconds(value: float | None) -> str:
@@ -229,18 +186,3 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
     "faults": _FAULTS,
     "hold": _HOLD,
 }
-
-
-def _goal(goal: Mapping[str, Any]) -> list[str]:
-    limit = f"≥ {goal['at_least']:g}" if "at_least" in goal else f"≤ {goal['at_most']:g}"
-    verdict = {True: "yes", False: "no", None: "not measured"}[goal["passed"]]
-    return [goal["name"], number(goal["value"], 3), limit, verdict]
-
-
-def _print_goals(console: Console, goals: Sequence[Mapping[str, Any]]) -> None:
-    table = Table(title="Goals of the broker", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    for name in ("", "found", "has to be", ""):
-        table.add_column(name, justify="right" if name else "left")
-    for goal in goals:
-        table.add_row(*_goal(goal), style={True: "green", False: "red", None: None}[goal["passed"]])
-    console.print(table)

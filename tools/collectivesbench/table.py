@@ -1,22 +1,17 @@
-"""The report as tables, in a terminal and as Markdown."""
+"""The report's tables."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
 from hive_qos.units import format_size
 from tools.collectivesbench.contenders import GLOOS, HIVE
 from tools.collectivesbench.goals import BOUNDS
 from tools.collectivesbench.settings import KIB, MIB
-from tools.measure.reporting import failed
+from tools.measure.tables import NONE, Column, Section, goals
 
 Cell: TypeAlias = Mapping[str, Any]
-Rows: TypeAlias = list[list[str]]
 
 TITLES = {
     "lan": "1  1 Gbit/s to each rank",
@@ -38,35 +33,11 @@ FALLING_HEADS = ("network", "trained", "contender", "falls", "s a step before", 
 FALLING_HEADS += ("s until it follows", "loss, apart")
 ALLOWED = ("links allow", "processors allow at hive's CPU time")
 SHORT_HEADS = ("network", "all_reduce of", "turns", "hive", "Gloo", "Gloo's time / hive's", *ALLOWED)
-GOAL_HEADS = ("goal", "worst", "turns", "found", "has to be", *ALLOWED, "")
-NONE, ONE_TURN = "-", "one turn"
 
 
-def print_report(console: Console, report: Mapping[str, Any]) -> None:
-    """Print every scenario that was run, what failed, and the goals."""
-    for title, heads, rows in sections(report):
-        table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-        for place, head in enumerate(heads):
-            table.add_column(head, no_wrap=True, justify="left" if place < 2 or head == "contender" else "right")
-        for row in rows:
-            table.add_row(*row, style="bold" if row[2].startswith("hive") else None)
-        console.print(table)
-    for failure in report["failures"]:
-        console.print(failed(failure), style="red", markup=False, highlight=False)
-
-
-def markdown(report: Mapping[str, Any]) -> str:
-    """The same tables for a document."""
-    lines = []
-    for title, heads, rows in sections(report):
-        lines += [f"### {title}", "", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-        lines += [f"| {' | '.join(row)} |" for row in rows] + [""]
-    return "\n".join([*lines, *(f"- {failed(failure)}" for failure in report["failures"]), ""])
-
-
-def sections(report: Mapping[str, Any]) -> list[tuple[str, Sequence[str], Rows]]:
+def sections(report: Mapping[str, Any]) -> list[Section]:
     """Title, heads and rows of each table: a few figures for the documents first, the goals last."""
-    found: list[tuple[str, Sequence[str], Rows]] = []
+    found: list[Section] = []
     if short := [_short(cell) for cell in report["cells"] if _is_typical(cell, report["cells"])]:
         found.append(("In short", SHORT_HEADS, short))
     for scenario, title in TITLES.items():
@@ -74,7 +45,7 @@ def sections(report: Mapping[str, Any]) -> list[tuple[str, Sequence[str], Rows]]
         rows = [row(cell) for cell in report["cells"] if cell["scenario"] == scenario]
         if rows:
             found.append((title, heads, rows))
-    return [*found, ("Goals", GOAL_HEADS, [_goal(goal) for goal in report["goals"]])]
+    return [*found, goals(report, *GOAL_COLUMNS)]
 
 
 def _is_typical(cell: Cell, cells: Sequence[Cell]) -> bool:
@@ -144,19 +115,23 @@ def _figure(cell: Cell, name: str, *, spread: bool = False) -> str:
     return f"{text} ({values['low']:.3g} … {values['high']:.3g})" if spread else text
 
 
-def _goal(goal: Mapping[str, Any]) -> list[str]:
-    limit = f"≥ {goal['at_least']:.2f}" if "at_least" in goal else f"≤ {goal['at_most']:.2f}"
-    verdict = {True: "yes", False: "NO", None: ONE_TURN if goal["turns"] else "not measured"}[goal["passed"]]
-    row = [goal["name"], goal["where"], str(goal["turns"]), _number(goal["value"]), limit]
-    return [*row, *_allowed(goal["allowed"]), verdict]
-
-
 def _allowed(allowed: Mapping[str, float]) -> list[str]:
     return [_number(allowed.get(name)) for name in BOUNDS]
 
 
 def _number(value: float | None) -> str:
     return NONE if value is None else f"{value:.2f}"
+
+
+def _allows(bound: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda goal: _number(goal["allowed"].get(bound))
+
+
+GOAL_COLUMNS: Sequence[Column] = (
+    ("worst", lambda goal: str(goal["where"])),
+    ("turns", lambda goal: str(goal["turns"])),
+    *((head, _allows(bound)) for head, bound in zip(ALLOWED, BOUNDS, strict=True)),
+)
 
 
 def _ms(seconds: float) -> str:

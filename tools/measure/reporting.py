@@ -13,7 +13,8 @@ from typing import Annotated, NoReturn, TypeAlias
 import typer
 from rich.console import Console
 
-from tools.measure.records import Record, read
+from tools.measure import tables
+from tools.measure.records import read
 from tools.measure.surroundings import terminated_like_interrupted
 
 EXIT_FAILED, EXIT_INTERRUPTED = 2, 130
@@ -37,12 +38,6 @@ def fail(console: Console, text: str) -> NoReturn:
     """Say what is wrong, and end the command."""
     console.print(text, style="red", markup=False, highlight=False)
     raise typer.Exit(EXIT_FAILED)
-
-
-def failed(failure: Record) -> str:
-    """The line of a failure: of which scenario, who or what, and why."""
-    who = failure["contender"] if "contender" in failure else failure["what"]
-    return f"Failed: {failure['scenario']}: {who}: {' '.join(failure['error'].split())}"
 
 
 def progress_of(console: Console, *, seconds: float) -> Callable[[str], None]:
@@ -70,8 +65,8 @@ def measure_and_report(
     """Measure, and leave the report, also where Ctrl-C or SIGTERM ends the measuring; the command then ends with 130.
 
     Args:
-        package: the benchmark's. Its `report.compute` makes the report of what was read, `table` has the text and
-            prints it.
+        package: the benchmark's. Its `report.compute` makes the report of what was read, `table.sections` its
+            tables.
         measure: leaves the records; None where they are there already.
         in_lab: it needs the privilege of a lab.
     """
@@ -99,6 +94,7 @@ def _leave_report(console: Console, output: Path, package: str) -> None:
         (output / "report.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     except (OSError, ValueError) as error:
         fail(console, f"{output}: {error}")
-    (output / "report.md").write_text(table.markdown(found), encoding="utf-8")
-    table.print_report(console, found)
+    sections = table.sections(found)
+    (output / "report.md").write_text(tables.markdown(sections, found), encoding="utf-8")
+    tables.print_report(console, sections, found)
     console.print(f"Report: {output}/report.json", highlight=False)

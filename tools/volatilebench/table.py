@@ -1,44 +1,14 @@
-"""The report as tables, in a terminal and as Markdown."""
+"""The report's tables."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
-from tools.measure.reporting import failed
+from tools.measure.tables import NONE, Column, Section, goals
 from tools.volatilebench.bounds import BY_NAME
 
 Cell: TypeAlias = Mapping[str, Any]
-Section: TypeAlias = tuple[str, Sequence[str], list[list[str]]]
-
-NONE = "-"
-GOAL_HEADS = ("goal", "found", "has to be", "", "worst")
-
-
-def print_report(console: Console, report: Mapping[str, Any]) -> None:
-    """Print every scenario that was run, the goals, and what failed."""
-    for title, heads, rows in sections(report):
-        table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-        for place, head in enumerate(heads):
-            table.add_column(head, no_wrap=True, justify="left" if place == 0 or head in LEFT else "right")
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
-    for failure in report["failures"]:
-        console.print(failed(failure), style="red", markup=False, highlight=False)
-
-
-def markdown(report: Mapping[str, Any]) -> str:
-    """The same for a document."""
-    lines = []
-    for title, heads, rows in sections(report):
-        lines += [f"### {title}", "", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-        lines += [f"| {' | '.join(row)} |" for row in rows] + [""]
-    return "\n".join([*lines, *(f"- {failed(failure)}" for failure in report["failures"]), ""])
 
 
 def sections(report: Mapping[str, Any]) -> list[Section]:
@@ -48,7 +18,7 @@ def sections(report: Mapping[str, Any]) -> list[Section]:
         rows = [[text(cell) for _, text in columns] for cell in report["cells"] if cell["scenario"] == scenario]
         if rows:
             found.append((title, [head for head, _ in columns], rows))
-    return [*found, ("Goals", GOAL_HEADS, [_goal(goal) for goal in report["goals"]])]
+    return [*found, goals(report, ("worst", lambda goal: goal["where"] or NONE))]
 
 
 def figure(name: str, *, per: float = 1.0, digits: int = 3, spread: bool = True) -> Callable[[Cell], str]:
@@ -84,8 +54,6 @@ def _source(cell: Cell) -> str:
     return BY_NAME[cell["case"]].source if cell["case"] in BY_NAME else NONE
 
 
-LEFT = ("check", "task", "algorithm", "case", "contender", "worst", "because")
-Column: TypeAlias = tuple[str, Callable[[Cell], str]]
 SECTIONS: Mapping[str, tuple[str, Sequence[Column]]] = {
     "checks": (
         "Checks of the papers' results, in one process",
@@ -143,11 +111,3 @@ SECTIONS: Mapping[str, tuple[str, Sequence[Column]]] = {
     ),
 }
 """Of each scenario: title, and the columns of its table."""
-
-
-def _goal(goal: Mapping[str, Any]) -> list[str]:
-    side = "at least" if "at_least" in goal else "at most"
-    bound = goal["at_least" if "at_least" in goal else "at_most"]
-    value = NONE if goal["value"] is None else f"{goal['value']:.4g}"
-    verdict = {None: "not measured", True: "reached", False: "missed"}[goal["passed"]]
-    return [goal["name"], value, f"{side} {bound:g}", verdict, goal["where"] or NONE]

@@ -16,6 +16,7 @@ from tools.bench import iperf, report, table
 from tools.bench.__main__ import app
 from tools.bench.settings import QUICK, SCENARIOS, Settings
 from tools.bench.side import BenchError
+from tools.measure import tables
 from tools.measure.records import Writer, read
 
 
@@ -25,6 +26,10 @@ def goal(found: dict[str, Any], name: str) -> dict[str, Any]:
 
 def cell(found: dict[str, Any], contender: str, case: str) -> dict[str, Any]:
     return next(entry for entry in found["cells"] if (entry["contender"], entry["case"]) == (contender, case))
+
+
+def document(found: dict[str, Any]) -> list[str]:
+    return tables.markdown(table.sections(found), found).splitlines()
 
 
 def a_run() -> list[dict[str, Any]]:
@@ -103,7 +108,8 @@ def test_the_table_says_who_was_missing_and_who_failed() -> None:
     head = {**records.HEAD, "missing": {"native": "not built here"}}
     rows = [*a_run(), {"kind": "failure", "scenario": "lan", "contender": "aioquic", "error": "it hung"}]
     console = Console(width=160, file=io.StringIO())
-    table.print_report(console, report.compute(head, rows))
+    found = report.compute(head, rows)
+    tables.print_report(console, table.sections(found), found)
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     assert "native: not built here" in text
@@ -112,7 +118,7 @@ def test_the_table_says_who_was_missing_and_who_failed() -> None:
 
 
 def test_the_document_has_the_tables_cells() -> None:
-    lines = table.markdown(report.compute(records.HEAD, a_run())).splitlines()
+    lines = document(report.compute(records.HEAD, a_run()))
     native = next(line for line in lines if line.startswith("| 1 Gbit/s | native |"))
     assert native.endswith("| 0.98 |")  # of iperf3
     assert "842 Mbit/s (468 Mbit/s … 936 Mbit/s)" in native
@@ -120,7 +126,7 @@ def test_the_document_has_the_tables_cells() -> None:
 
 def test_the_document_says_who_was_missing_and_who_failed() -> None:
     rows = [*a_run(), {"kind": "failure", "scenario": "lan", "contender": "aioquic", "error": "it\nhung"}]
-    lines = table.markdown(report.compute({**records.HEAD, "missing": {"iperf3": "not here"}}, rows)).splitlines()
+    lines = document(report.compute({**records.HEAD, "missing": {"iperf3": "not here"}}, rows))
     assert lines[-2:] == ["- Not measured: iperf3: not here", "- Failed: lan: aioquic: it hung"]
 
 

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from tools.collectivesbench import networks, report, table
 from tools.collectivesbench.__main__ import app
 from tools.collectivesbench.settings import MIB
+from tools.measure import tables
 from tools.measure.records import Writer, read
 
 
@@ -48,7 +49,7 @@ def test_each_row_of_a_table_has_all_its_columns(directory: Path) -> None:
     found = report.compute(*read(directory))
     for _, heads, rows in table.sections(found):
         assert {len(row) for row in rows} == {len(heads)}
-    lines = table.markdown(found).splitlines()
+    lines = tables.markdown(table.sections(found), found).splitlines()
     assert any(line.startswith("| 1 Gbit/s, 2 ranks | all_reduce 16 MiB | hive | 1 |") for line in lines)
     assert "| 1 Gbit/s, 2 ranks | 16 MiB | 1 | 210 ms | 210 ms | 1.00 | 1.49 | 2.10 |" in lines
     assert any("2 ranks, all_reduce of 16 to 64 MiB" in line and line.endswith("| one turn |") for line in lines)
@@ -56,9 +57,10 @@ def test_each_row_of_a_table_has_all_its_columns(directory: Path) -> None:
 
 def test_what_failed_is_printed(directory: Path) -> None:
     out = io.StringIO()
-    table.print_report(Console(file=out, width=250), report.compute(*read(directory)))
+    found = report.compute(*read(directory))
+    tables.print_report(Console(file=out, width=250), table.sections(found), found)
     assert "Failed: lan: gloo bbr: [bench] it broke" in out.getvalue()
-    assert "- Failed: lan: gloo bbr: [bench] it broke" in table.markdown(report.compute(*read(directory))).splitlines()
+    assert "- Failed: lan: gloo bbr: [bench] it broke" in tables.markdown(table.sections(found), found).splitlines()
 
 
 def test_an_unknown_scenario_and_a_folder_without_records_are_refused(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from tools.collectivesbench import networks
+from tools.measure import tables
 from tools.measure.records import Writer, read
 from tools.volatilebench import figures, report, table
 from tools.volatilebench.__main__ import app
@@ -266,9 +267,9 @@ def test_each_row_of_a_table_has_all_its_columns_and_what_is_missing_is_named(di
     found = report.compute(*read(directory))
     for _, heads, rows in table.sections(found):
         assert {len(row) for row in rows} == {len(heads)}
-    assert "| two sites of two | transformer | DiLoCo | 1.1 |" in table.markdown(found)
+    assert "| two sites of two | transformer | DiLoCo | 1.1 |" in tables.markdown(table.sections(found), found)
     out = io.StringIO()
-    table.print_report(Console(file=out, width=250), found)
+    tables.print_report(Console(file=out, width=250), table.sections(found), found)
     assert "Failed: loss: A2CiD2: [bench] it broke" in out.getvalue()
 
 
