@@ -36,22 +36,18 @@ DEFAULT = Settings()
 def run(
     output: Annotated[Path, typer.Option(help="Where the report, the plot and the raw records go.")] = Path("out/demo"),
     rate: Annotated[str, typer.Option(help="Rate of every link.")] = "20 Mbit/s",
-    delay: Annotated[str, typer.Option(help="Delay between the training hosts, each way.")] = "3 ms",
     rounds: Annotated[int, typer.Option(help="Turns of the four phases.")] = DEFAULT.rounds,
     half: Annotated[str, typer.Option(help="Each half of a phase: full rate, then half.")] = f"{DEFAULT.half_s:g} s",
     warm_up: Annotated[str, typer.Option(help="Training before everything.")] = f"{DEFAULT.warm_up_s:g} s",
-    rsyncs: Annotated[int, typer.Option(help="Parallel rsyncs.")] = DEFAULT.rsyncs,
     backend: Annotated[str, typer.Option(help="Of torch.distributed: hive, or gloo to compare.")] = DEFAULT.backend,
     engine: Annotated[str, typer.Option(help="Of hive: native, aioquic, or auto, native if it is built.")] = (
         DEFAULT.engine
     ),
     phases: Annotated[str, typer.Option(help="Which phases, in which order.")] = ",".join(DEFAULT.phases),
     width: Annotated[int, typer.Option(help="Width of the transformer.")] = DEFAULT.width,
-    layers: Annotated[int, typer.Option(help="Its layers.")] = DEFAULT.layers,
-    batch: Annotated[int, typer.Option(help="Texts of a step on each host; 0: as many as --compute says.")] = (
+    batch: Annotated[int, typer.Option(help="Texts of a step on each host; 0: as many as compute in about 40 ms.")] = (
         DEFAULT.batch
     ),
-    compute: Annotated[str, typer.Option(help="Computing of a step, about, where no batch is given.")] = "40 ms",
     user: Annotated[str, typer.Option(help="Who trains and copies.")] = DEFAULT.user,
     minutes_max: Annotated[float, typer.Option(help="The watchdog.")] = DEFAULT.run_seconds_max / 60,
     strict: STRICT = False,
@@ -64,18 +60,14 @@ def run(
         settings = dataclasses.replace(
             DEFAULT,
             rate_bits_per_s=_parsed("rate", rate, parse_rate_bits_per_s),
-            delay_s=_parsed("delay", delay, parse_duration_s),
             rounds=rounds,
             half_s=_parsed("half", half, parse_duration_s),
             warm_up_s=_parsed("warm-up", warm_up, parse_duration_s),
-            rsyncs=rsyncs,
             backend=backend,
             engine=engine,
             phases=tuple(phase.strip() for phase in phases.split(",")),
             width=width,
-            layers=layers,
             batch=batch,
-            compute_s=_parsed("compute", compute, parse_duration_s),
             user=user,
             run_seconds_max=60 * minutes_max,
         )

@@ -292,7 +292,6 @@ class _Run:
     def _start_load(self, address: str) -> None:
         url = f"rsync://{address}:{storage.PORT}/sink"
         argv = python("tools.demo.storage", "copy", "--source", str(self.work / "source"), "--url", url)
-        argv += ["--workers", str(self.settings.rsyncs)]
         with (self.work / "rsync-a.log").open("wb") as log:
             self.loads.append(start(self.lab["a"], argv, log=log, user=self.settings.user))
 

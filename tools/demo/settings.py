@@ -33,7 +33,6 @@ class Settings:
         storage_guarantee: storage's guarantee in the broker's configuration, as a part of the link. At half rate
             training at full speed leaves 0.12 of the link: both sides can keep a tenth.
         guarantee_window_s: over which storage's guarantee is an average.
-        rsyncs: parallel rsync processes.
         backend: of torch.distributed.
         engine: of the backend hive; auto is native where it is built, else aioquic. The report names it.
         width, layers, heads, context: the transformer and the bytes of a text.
@@ -58,7 +57,6 @@ class Settings:
     warm_up_s: float = 4.0
     storage_guarantee: float = 0.1
     guarantee_window_s: float = 10.0
-    rsyncs: int = 1
     backend: str = "hive"
     engine: str = "auto"
     width: int = 80
@@ -74,7 +72,7 @@ class Settings:
     phases: tuple[str, ...] = ("idle", "flooded", "static", "brokered")
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "rsyncs", "layers", "heads", "context", "width"):
+        for name in ("rounds", "layers", "heads", "context", "width"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(name, getattr(self, name), "has to be at least 1")
         for name in ("delay_s", "warm_up_s", "batch"):

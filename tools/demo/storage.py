@@ -1,11 +1,11 @@
 """Storage that copies real files with rsync over TCP: a daemon on the target, and a load that never ends by itself.
 
     python -m tools.demo.storage serve --directory DIR --address 10.0.3.2
-    python -m tools.demo.storage copy --source DIR --url rsync://10.0.3.2:8730/sink --workers 2
+    python -m tools.demo.storage copy --source DIR --url rsync://10.0.3.2:8730/sink
 
-Both run as the ordinary user who starts them. Each worker copies the whole source into a fresh destination, again and
-again, uncompressed; the daemon empties a worker's destination before each copy, so that the disk stays bounded by one
-copy a worker. Both end, with every rsync, when their standard input ends: no orphan outlives the controller.
+Both run as the ordinary user who starts them. The load copies the whole source into a fresh destination, again and
+again, uncompressed; the daemon empties the destination before each copy, so that the disk stays bounded by one copy.
+Both end, with every rsync, when their standard input ends: no orphan outlives the controller.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 PORT = 8730
 """Not 873: the daemon has no privilege."""
 
-DROP_DESTINATION = 'case "$RSYNC_REQUEST" in sink/copy-*) rm -rf -- "$RSYNC_MODULE_PATH/${RSYNC_REQUEST#sink/}";; esac'
+DROP_DESTINATION = 'case "$RSYNC_REQUEST" in sink/copy/) rm -rf -- "$RSYNC_MODULE_PATH/${RSYNC_REQUEST#sink/}";; esac'
 """Run by the daemon's shell before each transfer (rsyncd.conf(5) documents both variables): the destination is fresh.
 The pattern matters: a request for the module itself must not empty it."""
 
@@ -92,7 +92,7 @@ def serve(*, directory: Path, address: str) -> int:
     Returns:
         0, or the daemon's exit status when it ended first.
     """
-    _give_way(NICENESS)
+    _give_way()
     (directory / "sink").mkdir(parents=True, exist_ok=True)
     configuration = directory / "rsyncd.conf"
     configuration.write_text(daemon_configuration(directory, address=address))
@@ -109,35 +109,33 @@ def serve(*, directory: Path, address: str) -> int:
                 return 0
         return daemon.returncode or 1
     finally:
-        _end([daemon])
+        _end(daemon)
         _reap()
 
 
-def copy(*, source: Path, url: str, workers: int, niceness: int) -> int:
-    """Keep `workers` rsyncs copying until standard input ends.
+def copy(*, source: Path, url: str) -> int:
+    """Keep an rsync copying until standard input ends.
 
     Returns:
         0, or rsync's exit status when copies kept failing.
     """
-    _give_way(niceness)
-    running: list[subprocess.Popen[bytes] | None] = [None] * workers
-    turn = failures = 0
+    _give_way()
+    argv = ["rsync", "-r", "--whole-file", "--inplace", f"{source}/", f"{url}/copy/"]
+    process: subprocess.Popen[bytes] | None = None
+    failures = 0
     try:
-        while not _input_ended(POLL_S if turn else 0.0):
-            for worker, process in enumerate(running):
-                status = process.poll() if process is not None else 0
-                if status is None:
-                    continue
-                failures = failures + 1 if status else 0
-                if failures > FAILURES_MAX:
-                    return status
-                destination = f"{url}/copy-{worker}/"
-                argv = ["rsync", "-r", "--whole-file", "--inplace", f"{source}/", destination]
-                running[worker] = subprocess.Popen(argv, stdin=subprocess.DEVNULL, preexec_fn=_die_with_parent)
-                turn += 1
+        while not _input_ended(POLL_S if process is not None else 0.0):
+            status = process.poll() if process is not None else 0
+            if status is None:
+                continue
+            failures = failures + 1 if status else 0
+            if failures > FAILURES_MAX:
+                return status
+            process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, preexec_fn=_die_with_parent)
         return 0
     finally:
-        _end([process for process in running if process is not None])
+        if process is not None:
+            _end(process)
 
 
 def _input_ended(wait_s: float) -> bool:
@@ -145,16 +143,16 @@ def _input_ended(wait_s: float) -> bool:
     return bool(ready) and not os.read(sys.stdin.fileno(), 4096)
 
 
-def _give_way(niceness: int) -> None:
+def _give_way() -> None:
     """Take the CPU last. Kernels that schedule by session (autogroup) heed a nice value only within the session.
 
     As a batch program (sched(7)) it also waits until who computes has had his turn, instead of taking his core whenever
     a frame has come: training's threads are put off half as often.
     """
-    os.nice(niceness)
+    os.nice(NICENESS)
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     with contextlib.suppress(OSError):  # no autogroups here: then the nice value is what counts
-        Path("/proc/self/autogroup").write_text(str(niceness))
+        Path("/proc/self/autogroup").write_text(str(NICENESS))
 
 
 def _die_with_parent() -> None:
@@ -176,15 +174,13 @@ def _reap() -> None:
             return
 
 
-def _end(processes: list[subprocess.Popen[bytes]]) -> None:
-    for process in processes:
-        process.terminate()
-    for process in processes:
-        try:
-            process.wait(2.0)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(2.0)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def main() -> None:
@@ -196,13 +192,11 @@ def main() -> None:
     client = commands.add_parser("copy")
     client.add_argument("--source", type=Path, required=True)
     client.add_argument("--url", required=True)
-    client.add_argument("--workers", type=int, default=2)
-    client.add_argument("--niceness", type=int, default=NICENESS)
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     if options.command == "serve":
         raise SystemExit(serve(directory=options.directory, address=options.address))
-    raise SystemExit(copy(source=options.source, url=options.url, workers=options.workers, niceness=options.niceness))
+    raise SystemExit(copy(source=options.source, url=options.url))
 
 
 if __name__ == "__main__":

@@ -142,7 +142,6 @@ def test_order_of_phases_rotates() -> None:
         {"half_s": 0.0},
         {"phases": ("idle", "magic")},
         {"width": 97},
-        {"rsyncs": 0},
         {"batch": -1},
         {"compute_s": 0.0},
         {"compute_s": math.inf},
