@@ -73,6 +73,6 @@ def _changes(run: Run, how: str) -> None:
         if how != "none":
             close_input(changer)
         received = json.loads(output.read_text())
-    run.write("block", SCENARIO, condition=how, round=0, seconds=seconds, received=received, **found)
+    run.write("block", SCENARIO, condition=how, seconds=seconds, received=received, **found)
     lost = received["sent"] - received["received"]
     run.say(f"{SCENARIO}: {how:9} {len(found['rows'])} changes, {lost} of {received['sent']} datagrams lost")

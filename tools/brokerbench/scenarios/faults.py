@@ -122,7 +122,7 @@ def _block(run: Run, stage: Stage, host: str, name: str, condition: str, fault: 
         run.write("not-tried", SCENARIO, condition=name, why=found["not_tried"])
         return
     run.write(
-        "block", SCENARIO, condition=name, round=0, begin_s=begin_s, end_s=end_s, found=found,
+        "block", SCENARIO, condition=name, begin_s=begin_s, end_s=end_s, found=found,
         counters=counters_of(stage.scene), decisions=decided, **seen,
     )  # fmt: skip
     run.say(f"{SCENARIO}: {name}: {found}")

@@ -55,7 +55,6 @@ def measure(run: Run) -> None:
             "block",
             SCENARIO,
             condition="brokered",
-            round=0,
             first_s=first_s,
             begin_s=begin_s,
             end_s=end_s,

@@ -88,7 +88,7 @@ def _watch(run: Run, load: _Load) -> None:
             if bursts:
                 stage.rest()
             name = f"{load.name}, bursts" if bursts else load.name
-            run.write("block", SCENARIO, condition=name, round=0, **found, **stage.seen())
+            run.write("block", SCENARIO, condition=name, **found, **stage.seen())
             (begin_s, begin_cpu_s, _), (end_s, end_cpu_s, resident) = found["daemon"][0], found["daemon"][-1]
             cores = (end_cpu_s - begin_cpu_s) / (end_s - begin_s)
             run.say(f"{SCENARIO}: {name}: {cores:.3f} cores, {resident / 2**20:.0f} MiB, {found['flows']} flows seen")
