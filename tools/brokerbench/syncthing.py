@@ -39,6 +39,8 @@ PORT = 22000
 WINDOW_S, GUARANTEE = 60.0, 0.2
 SHAPED = 0.97
 """The part of the link that the broker shapes to."""
+HASHING_S_MAX = 300.0
+"""A gigabyte is hashed in seconds; a folder that cannot be read stays in its error for good."""
 STEPS = 40
 """Of a look: some 15 s, then it is asked whether the copy is done."""
 OPTIONS = {
@@ -107,7 +109,10 @@ class Syncthing:
                 file.write(os.urandom(2**20))
         with contextlib.suppress(ProgramError):  # it answers when it has hashed the file, which may take longer
             self.ask("POST", "/rest/db/scan?folder=f")
-        while self.ask("GET", "/rest/db/status?folder=f")["state"] != "idle":
+        due_s = time.monotonic() + HASHING_S_MAX
+        while (state := self.ask("GET", "/rest/db/status?folder=f")["state"]) != "idle":
+            if time.monotonic() > due_s:
+                raise TimeoutError(f"Syncthing has not taken up the new file: it is {state}")
             time.sleep(0.5)
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hive_qos.errors import HiveError
 from shaping.model.observations import Capabilities
 from shaping.plan.desired_tree import desired_tree
-from tools.brokerbench import report, scenes, variants
+from tools.brokerbench import report, scenes, syncthing, variants
 from tools.brokerbench.figures import changing as changing_figures
 from tools.brokerbench.figures import failing as failing_figures
 from tools.brokerbench.figures.blocks import Figures
@@ -318,6 +318,13 @@ def test_a_stage_that_was_not_entered_to_the_end_is_left(tmp_path: Path, monkeyp
     assert row["kind"] == "failure"
     assert "no sessions" in row["error"]
     assert stage.done == ["enter", "leave"]
+
+
+def test_a_folder_that_syncthing_cannot_read_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(syncthing, "HASHING_S_MAX", -1.0)
+    stand_in = SimpleNamespace(folder=tmp_path, ask=lambda *_: {"state": "error"})
+    with pytest.raises(TimeoutError, match="it is error"):
+        syncthing.Syncthing.add(stand_in, "new", 2**20)  # type: ignore[arg-type]
 
 
 def two_jobs(small_steps: int, large_steps: int) -> dict[str, Any]:
