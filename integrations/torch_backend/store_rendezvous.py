@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import os
 import secrets
-import socket
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import psutil
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from hive_qos.errors import TimedOutError, TransportError
+from transport.mesh.sockets import address_towards, outer_address
 from transport.settings import Settings
 
 POLL_S_MIN = 0.005
@@ -26,8 +24,6 @@ SET_TIMEOUT_S = 60.0
 TOKEN_BYTES = 16
 
 LOOPBACK = "127.0.0.1"
-_NOWHERE = (("192.0.2.1", socket.AF_INET), ("2001:db8::1", socket.AF_INET6))
-"""Documentation addresses (RFC 5737, RFC 3849): connecting a UDP socket there sends nothing, and shows the route."""
 
 
 class StoreRendezvous:
@@ -121,12 +117,12 @@ def own_address(store: Store, *, world_size: int | None, environment: Mapping[st
     all_here = world_size is not None and _all_are_here(store, world_size=world_size, environment=values)
     if all_here and isinstance(base, HashStore):
         return LOOPBACK  # lives in this process' memory
-    towards = _address_towards(host) if host else ""
+    towards = address_towards(host) if host else ""
     if towards and (not ipaddress.ip_address(towards).is_loopback or all_here or not values.get("LOCAL_WORLD_SIZE")):
         return towards
     if all_here:
         return LOOPBACK
-    return _outer_address() or towards or LOOPBACK
+    return outer_address() or towards or LOOPBACK
 
 
 def settings_for(store: Store, *, world_size: int) -> Settings:
@@ -154,39 +150,3 @@ def _base(store: Store) -> Any:
     while isinstance(base, PrefixStore):
         base = base.underlying_store
     return base
-
-
-def _address_towards(host: str) -> str:
-    """The local address of a route to `host` (IPv4 first, so that all ranks of a host agree), or "" for none."""
-    try:
-        found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
-    except OSError:
-        return ""
-    for family in (socket.AF_INET, socket.AF_INET6):
-        for entry in found:
-            if entry[0] == family and (address := _route(str(entry[4][0]), family)):
-                return address
-    return ""
-
-
-def _route(target: str, family: int) -> str:
-    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
-        sock.connect((target, 9))
-        return str(sock.getsockname()[0])
-    return ""
-
-
-def _outer_address() -> str:
-    """An address of this host that is not loopback: the default route's, else of the first interface that is up."""
-    for target, family in _NOWHERE:
-        if address := _route(target, family):
-            return address
-    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
-    for wanted in (socket.AF_INET, socket.AF_INET6):
-        for name, addresses in sorted(psutil.net_if_addrs().items()):
-            for entry in addresses:
-                if name not in up or entry.family != wanted or "%" in entry.address:
-                    continue
-                if not ipaddress.ip_address(entry.address).is_loopback:
-                    return str(entry.address)
-    return ""

@@ -25,8 +25,8 @@ from transport.settings import Settings
 
 BUFFER_BYTES = 4 * 2**20
 """Asked for in both directions; the kernel grants what its limits allow (systemd's sysctl file raises them)."""
-DOCUMENTATION_ADDRESS = "192.0.2.1"
-"""RFC 5737: never a real host; asking for the route to it names the default route's address, and sends nothing."""
+DOCUMENTATION_ADDRESSES = ("192.0.2.1", "2001:db8::1")
+"""No real hosts (RFC 5737, RFC 3849): asking for a route there shows the default route's address, and sends nothing."""
 
 
 @dataclass(frozen=True)
@@ -183,15 +183,10 @@ def _other_addresses(
 def _own_address(settings: Settings, hint: str) -> str:
     if settings.interfaces:
         return address_of_interface(settings.interfaces[0])
-    for target in (hint, os.environ.get("MASTER_ADDR", ""), DOCUMENTATION_ADDRESS):
+    for target in (hint, os.environ.get("MASTER_ADDR", "")):
         if target not in ("", "0.0.0.0", "::") and (address := address_towards(target)):
             return address
-    for name in psutil.net_if_addrs():
-        with contextlib.suppress(ConfigurationError):
-            address = address_of_interface(name)
-            if not ipaddress.ip_address(address).is_loopback:
-                return address
-    return "127.0.0.1"
+    return outer_address() or "127.0.0.1"
 
 
 @functools.cache
@@ -203,12 +198,31 @@ def machine() -> str:
 
 
 def address_towards(host: str) -> str:
-    """Our address on the route to a host; "" without a route or a name. Sends no packet."""
+    """Our address on the route to a host; "" without a route or a name. Sends no packet.
+
+    An IPv4 one where there is one, so that all ranks of a host agree.
+    """
     with contextlib.suppress(OSError, UnicodeError):
-        family, kind, _, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(target)
-            return str(probe.getsockname()[0])
+        found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
+        for family, kind, _, _, target in sorted(found, key=lambda entry: entry[0] != socket.AF_INET):
+            with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
+                probe.connect(target)
+                return str(probe.getsockname()[0])
+    return ""
+
+
+def outer_address() -> str:
+    """Our address on the default route, else of the first interface that is up; "" where there is loopback alone."""
+    for target in DOCUMENTATION_ADDRESSES:
+        if address := address_towards(target):
+            return address
+    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    for family in (socket.AF_INET, socket.AF_INET6):
+        for name, addresses in sorted(psutil.net_if_addrs().items()):
+            for one in addresses if name in up else ():
+                address = str(one.address)
+                if one.family == family and is_usable(address) and not ipaddress.ip_address(address).is_loopback:
+                    return address
     return ""
 
 

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -14,8 +15,9 @@ from patience import LIMIT_S
 
 from transport import Group, MemoryRendezvous, Priority, Settings
 from transport.bootstrap.connect import Factories
+from transport.mesh import sockets
 from transport.mesh.paths import LOCATIONS_MAX
-from transport.mesh.sockets import Sockets, locations_of, open_all_sockets, open_sockets
+from transport.mesh.sockets import Sockets, address_towards, locations_of, open_all_sockets, open_sockets, outer_address
 from transport.runtime import Runtime
 
 LOCAL = Settings(broker="off", job_secret=b"secret of the test")
@@ -96,3 +98,33 @@ def test_a_rank_publishes_every_address_of_its_interfaces_and_none_twice() -> No
 def test_an_address_that_the_user_chose_is_the_only_one(settings: Settings) -> None:
     (pair,) = open_all_sockets(settings, hint="127.0.0.1")
     pair.close()
+
+
+def test_a_name_with_addresses_of_both_families_is_reached_over_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [
+        (socket.AF_INET6, socket.SOCK_DGRAM, 17, "", ("::1", 9, 0, 0)),
+        (socket.AF_INET, socket.SOCK_DGRAM, 17, "", ("127.0.0.1", 9)),
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    assert address_towards("both") == "127.0.0.1"
+    found[1] = (socket.AF_INET, socket.SOCK_DGRAM, 17, "", ("255.255.255.255", 9))  # not without SO_BROADCAST
+    assert address_towards("both") == "::1"
+
+
+def test_without_a_default_route_the_outer_address_is_that_of_an_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "address_towards", lambda _: "")
+    known = {
+        "a": [SimpleNamespace(family=socket.AF_INET, address="10.0.0.1")],
+        "b": [SimpleNamespace(family=socket.AF_INET6, address="fd00::1")],
+        "c": [SimpleNamespace(family=socket.AF_INET, address="169.254.0.1")],
+        "d": [SimpleNamespace(family=socket.AF_INET, address="10.0.0.4")],
+        "lo": [SimpleNamespace(family=socket.AF_INET, address="127.0.0.1")],
+    }
+    states = {name: SimpleNamespace(isup=name != "a") for name in known}
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: known)
+    monkeypatch.setattr(psutil, "net_if_stats", lambda: states)
+    assert outer_address() == "10.0.0.4"
+    del known["d"]
+    assert outer_address() == "fd00::1"
+    del known["b"]
+    assert outer_address() == ""

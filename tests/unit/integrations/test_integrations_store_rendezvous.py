@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store
 from hive_qos.errors import TimedOutError, TransportError
 from integrations.torch_backend import store_rendezvous
 from integrations.torch_backend.store_rendezvous import StoreRendezvous, own_address, settings_for
+from transport.mesh import sockets
 
 
 def test_bytes_come_back_as_they_were_set_even_those_that_are_no_text() -> None:
@@ -95,6 +97,12 @@ def test_a_rank_waits_for_the_rank_0_that_comes_after_a_dead_one() -> None:
         waiting.result()
 
 
+def route_by(monkeypatch: pytest.MonkeyPatch, routes: Mapping[str, str]) -> None:
+    """Have this host's address on the way to each of these, and no way to others."""
+    for module in (sockets, store_rendezvous):
+        monkeypatch.setattr(module, "address_towards", lambda target: routes.get(target, ""))
+
+
 EIGHT_HERE = {"LOCAL_WORLD_SIZE": "8", "WORLD_SIZE": "8"}
 
 
@@ -146,7 +154,7 @@ def test_the_advertised_address_is_the_one_that_leads_to_the_store(
     world_size: int | None,
     expected: str,
 ) -> None:
-    monkeypatch.setattr(store_rendezvous, "_route", lambda target, family: routes.get(target, ""))
+    route_by(monkeypatch, routes)
     store = PrefixStore("0", FileStore(str(tmp_path / "store"), 2))
     assert own_address(store, world_size=world_size, environment=environment) == expected
 
@@ -158,7 +166,7 @@ def test_a_store_in_memory_means_loopback() -> None:
 def test_a_store_in_memory_says_nothing_of_ranks_that_may_come_from_other_hosts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(store_rendezvous, "_route", lambda target, family: {"192.0.2.1": "10.0.0.9"}.get(target, ""))
+    route_by(monkeypatch, {"192.0.2.1": "10.0.0.9"})
     assert own_address(PrefixStore("0", HashStore()), world_size=None, environment={}) == "10.0.0.9"
 
 
@@ -181,7 +189,7 @@ def test_ranks_of_several_hosts_listen_at_all_their_addresses(
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(store_rendezvous, "_route", lambda target, family: "10.0.0.9")
+    route_by(monkeypatch, {"192.0.2.1": "10.0.0.9"})
     store = PrefixStore("0", FileStore(str(tmp_path / "store"), 2))
     assert settings_for(store, world_size=2).listen == listen
     all_here = environment.get("LOCAL_WORLD_SIZE") == "2" and "WORLD_SIZE" not in environment
