@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from broker.law.decide import decide
-from broker.law.decision import Decision
 from broker.law.recording import header_line, tick_line
 from broker.law.state import State
 from broker.model.leases import HELD_CLASS
@@ -63,7 +62,6 @@ class HostBroker:
         self._record = record
         if record is not None:
             record.write(header_line(policy=self.policy, state=self._state) + "\n")
-        self.decision: Decision | None = None
 
     def tick(self, bursts: Sequence[Burst]) -> float | None:
         """Measure, decide, apply; in how many seconds it wants to decide again, where the next tick would be late."""
@@ -72,7 +70,7 @@ class HostBroker:
         decision = decide(now_s=now_s, state=self._state, measurements=measurements, policy=self.policy)
         if self._record is not None:
             self._record.write(tick_line(now_s=now_s, measurements=measurements, decision=decision) + "\n")
-        self._state, self.decision = decision.state, decision
+        self._state = decision.state
         (allocation,) = (entry for entry in decision.allocation.interfaces if entry.direction == "egress")
         shapers = self._network.shapers
         shapers.capacity[self.host] = allocation.capacity_bits_per_s

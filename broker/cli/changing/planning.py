@@ -44,7 +44,7 @@ class Plan:
         against: "broker" where one runs, "kernel" where none does.
         differences: setting by setting; empty against the bare kernel.
         interfaces: what happens to each.
-        before, after: the policy that runs (None where none does), and that of the file.
+        before: the policy that runs; None where none does.
         restart: settings that take a restart of the broker.
     """
 
@@ -52,7 +52,6 @@ class Plan:
     differences: tuple[Difference, ...]
     interfaces: tuple[InterfacePlan, ...]
     before: Policy | None
-    after: Policy
     restart: tuple[str, ...]
 
     @property
@@ -110,7 +109,7 @@ def _against_broker(before: Policy, after: Policy, status: Mapping[str, Any]) ->
     interfaces = change(*shapes, present=frozenset(present), found=trees, capabilities=_capabilities(trees))
     found = tuple(one for one in differences(before, after) if not _of_command_line(one))
     restart = tuple(dict.fromkeys(one.key for one in found if one.key.startswith(_RESTART)))
-    return Plan("broker", found, interfaces, before, after, restart)
+    return Plan("broker", found, interfaces, before, restart)
 
 
 def _of_command_line(one: Difference) -> bool:
@@ -134,7 +133,7 @@ def _against_kernel(after: Policy) -> Plan:
         advice = "no broker runs, so the kernel is asked, which needs root: sudo hive-qos plan"
         raise PrivilegeError(f"{problem.args[0]}; {advice}") from problem
     shapes = shapes_under(after, _samples(names), schedules_at(int(time.time()), after.schedules))
-    return Plan("kernel", (), start(shapes, found=found, capabilities=capabilities), None, after, ())
+    return Plan("kernel", (), start(shapes, found=found, capabilities=capabilities), None, ())
 
 
 def _present() -> set[str]:

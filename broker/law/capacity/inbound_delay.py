@@ -129,7 +129,7 @@ def observe(
         before = known.get(key)
         if before is not None and (at_s <= before.at_s + NEW_S or value_s == before.value_s):
             continue  # the same sample as before: two measurements never agree to the last digit
-        entry = _with(before, key, sender_of, uid, at_s=at_s, value_s=value_s)
+        entry = _with(before, key, uid, at_s=at_s, value_s=value_s)
         known[key] = entry
         if before is None or at_s < state.ignore_before_s:
             continue
@@ -239,10 +239,10 @@ def rebase(state: InboundSignalState) -> InboundSignalState:
 
 
 def _with(
-    before: SourceState | None, key: str, sender: str, uid: int | None, *, at_s: float, value_s: float
+    before: SourceState | None, key: str, uid: int | None, *, at_s: float, value_s: float
 ) -> SourceState:  # fmt: skip
     least = with_sample(before.least_s if before is not None else (), value_s, at_s=at_s)
-    return SourceState(key, sender, at_s, value_s, least, uid)
+    return SourceState(key, at_s, value_s, least, uid)
 
 
 def _sender_delays(

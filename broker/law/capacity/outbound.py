@@ -147,7 +147,7 @@ def estimate(
     now = signals.read(seen, now_s=now_s)
     losing = quorum.losing(seen, flows) if max(now.lost_fraction, now.lost_since_fraction) > quorum.LOSS_PART else 0
     if not losing and before.claimed_s is not None and now_s - before.claimed_s <= CLAIMED_S:
-        now = replace(now, lost_packets=0, lost_fraction=0.0, lost_since_packets=0, lost_since_fraction=0.0)
+        now = replace(now, lost_fraction=0.0, lost_since_packets=0, lost_since_fraction=0.0)
     waiting = sum(entry.backlog_bytes for entry in counters.classes) >= BACKLOG_BYTES_MIN
     measured, stalled = _measured(before, seen, since_s=0.0, now_s=now_s)
     unknown = source != "configured" and before.rate_bits_per_s >= before.base_bits_per_s

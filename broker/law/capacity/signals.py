@@ -75,9 +75,9 @@ class Signals(Struct, frozen=True):
     Fields: `excess_s` the median of the destinations, of fresh one-way samples where there are some, None without
     samples; `baseline_s` the shortest baseline; `wanting` whether any class had more to send than the network takes,
     within the age of signals; `through_bits_per_s` what arrives, on the wire's scale, None where reports do not cover
-    the traffic; `tx_bits_per_s` what left, over the window; `lost_packets` and `lost_fraction` on the path in the last
-    second; `lost_since_packets` and `lost_since_fraction` those of them that were sent after the last cut's drain;
-    `flows` how many connections reported lately.
+    the traffic; `tx_bits_per_s` what left, over the window; `lost_fraction` on the path in the last second;
+    `lost_since_packets` and `lost_since_fraction` what was sent after the last cut's drain and lost since; `flows` how
+    many connections reported lately.
     """
 
     excess_s: float | None
@@ -85,7 +85,6 @@ class Signals(Struct, frozen=True):
     wanting: bool
     through_bits_per_s: float | None
     tx_bits_per_s: float
-    lost_packets: int
     lost_fraction: float
     lost_since_packets: int
     lost_since_fraction: float
@@ -181,7 +180,6 @@ def read(state: SignalState, *, now_s: float) -> Signals:
         wanting=state.wanting_s is not None and state.wanting_s > now_s - FRESH_S,
         through_bits_per_s=through_bits_per_s(state, now_s=now_s) if state.covered > COVERED_MIN else None,
         tx_bits_per_s=tx_bits_per_s(state, now_s=now_s, window_s=WINDOW_S),
-        lost_packets=lost,
         lost_fraction=lost / sent if sent else 0.0,
         lost_since_packets=lost_since,
         lost_since_fraction=lost_since / sent_since if sent_since else 0.0,

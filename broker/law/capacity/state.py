@@ -208,13 +208,12 @@ class SignalState(Struct, frozen=True):
 class SourceState(Struct, frozen=True):
     """One series of inbound packet delays.
 
-    Fields: `key` of the series; `sender` of the packets; `at_s` and `value_s` of the last sample; `least_s` (start,
+    Fields: `key` of the series; `at_s` and `value_s` of the last sample; `least_s` (start,
     least) of the last parts of the baseline's window, oldest first; `uid` the user whose programs report it, None
     where our kernel measured it.
     """
 
     key: str
-    sender: str
     at_s: float
     value_s: float
     least_s: tuple[tuple[float, float], ...]

@@ -60,10 +60,10 @@ def test_losses_count_until_a_cut_and_those_that_are_found_in_a_second_and_a_hal
 def test_nothing_counts_as_lost_on_the_path_within_two_seconds_of_a_drop_of_our_own() -> None:
     """One piece of 44 segments was dropped, so that subtracting drops leaves 43 losses."""
     packets = [(50, 0)] * 4 + [(50, 44)] + [(50, 10)] * 24
-    found = [entry.lost_packets for entry in read_ticks(packets, dropped=1)]
+    found = [entry.lost_fraction for entry in read_ticks(packets, dropped=1)]
     assert max(found[:24]) == 0
     assert min(found[25:]) > 0
-    assert min(entry.lost_packets for entry in read_ticks(packets)[4:]) > 0
+    assert min(entry.lost_fraction for entry in read_ticks(packets)[4:]) > 0
 
 
 def test_what_another_class_drops_here_hides_no_loss_on_the_path() -> None:
