@@ -106,25 +106,16 @@ class Lab:
             NodeSpec(name=name, site=site, congestion=congestion, sysctls=sysctls or {}, gso_max_segs=gso_max_segs)
         )
 
-    def router(self, name: str, *, site: str = "", sysctls: Mapping[str, str] | None = None) -> Host:
+    def router(self, name: str, *, site: str = "") -> Host:
         """Declare a router: a node that forwards."""
-        return self._node(NodeSpec(name=name, kind="router", site=site, sysctls=sysctls or {}))
+        return self._node(NodeSpec(name=name, kind="router", site=site))
 
-    def site(
-        self,
-        name: str,
-        hosts: Sequence[str],
-        *,
-        rate_bits_per_s: int | None = None,
-        delay_s: float = 0.0,
-        congestion: str = "",
-    ) -> Host:
-        """Declare a router called `name`, `hosts` around it, and a link from each; gives the router."""
-        router = self.router(name, site=name)
+    def site(self, name: str, hosts: Sequence[str]) -> None:
+        """Declare a router called `name`, `hosts` around it, and a link from each."""
+        self.router(name, site=name)
         for host in hosts:
-            self.host(host, site=name, congestion=congestion)
-            self.link(host, name, rate_bits_per_s=rate_bits_per_s, delay_s=delay_s)
-        return router
+            self.host(host, site=name)
+            self.link(host, name)
 
     def link(
         self,
