@@ -38,12 +38,10 @@ def trained(run: Run, budget: Budget) -> None:
             algorithms = competing(settings.every)
             for seed in range(settings.seeds):
                 for task in settings.tasks:
-                    _turn(run, crew, algorithms, name, task, seed, part)
+                    _turn(run, crew, algorithms, task, seed, part)
 
 
-def _turn(
-    run: Run, crew: Crew, algorithms: Sequence[Algorithm], place: str, task: str, seed: int, budget: Budget
-) -> None:
+def _turn(run: Run, crew: Crew, algorithms: Sequence[Algorithm], task: str, seed: int, budget: Budget) -> None:
     """All algorithms once. A crew of which one training failed starts anew."""
     for algorithm in turned(algorithms, seed):
         if not run.may(LOSS, algorithm):
