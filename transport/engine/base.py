@@ -367,6 +367,10 @@ class Engine(abc.ABC):
             hello: what to say of ourselves, by the keys of `docs/reference/wire.md`.
             bulk: state that yields: to gradients in what this side sends, and, native only, to everything on the path
                 (the delay-bounded controller).
+
+        Raises:
+            ConfigurationError: this process may have no more files open.
+            MisuseError: the engine is closed, or the socket, the credentials, trust or hello cannot be used.
         """
 
     @abc.abstractmethod

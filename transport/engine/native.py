@@ -48,6 +48,7 @@ from transport.engine.native_collectives import NativeCollectives
 from transport.engine.validation import (
     called,
     check_endpoint,
+    check_files,
     check_open,
     check_settings,
     check_socket,
@@ -122,19 +123,23 @@ class NativeEngine(Engine):
         self._endpoints: dict[int, _Endpoint] = {}
         self._links: dict[int, _Link] = {}
         self._posted: dict[int, Buffer] = {}
-        self._core = _native.Core(
-            deliver=self._deliver,
-            unexpected_bytes_max=settings.unexpected_bytes_max,
-            message_bytes_max=settings.message_bytes_max,
-            streams_max=settings.streams_max,
-            keep_alive_s=settings.keep_alive_s,
-            dead_after_s=settings.dead_after_s or DEAD_AFTER_S,
-            handshake_timeout_s=settings.handshake_timeout_s,
-            datagram_bytes=settings.datagram_bytes,
-            congestion=settings.congestion,
-            protocol=settings.protocol,
-            shared_memory=settings.shared_memory,
-        )
+        try:
+            self._core = _native.Core(
+                deliver=self._deliver,
+                unexpected_bytes_max=settings.unexpected_bytes_max,
+                message_bytes_max=settings.message_bytes_max,
+                streams_max=settings.streams_max,
+                keep_alive_s=settings.keep_alive_s,
+                dead_after_s=settings.dead_after_s or DEAD_AFTER_S,
+                handshake_timeout_s=settings.handshake_timeout_s,
+                datagram_bytes=settings.datagram_bytes,
+                congestion=settings.congestion,
+                protocol=settings.protocol,
+                shared_memory=settings.shared_memory,
+            )
+        except OSError as error:
+            check_files(error)
+            raise
         self.collectives = NativeCollectives(self._core.collectives, numbers=self._numbers, check_open=self._check_open)
         _living.add(self)
 
@@ -163,6 +168,7 @@ class NativeEngine(Engine):
                 )
             except (OSError, ValueError) as error:
                 del self._endpoints[number]
+                check_files(error)
                 what = "credentials" if isinstance(error, ValueError) else "this socket"
                 raise MisuseError(f"{what} cannot be used: {error}") from error
             check_taken(taken)

@@ -5,7 +5,9 @@ Knows no QUIC stack. Whom the network brings is `admission`'s business.
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import socket
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -48,6 +50,20 @@ def check_taken(taken: bool) -> None:
     """
     if not taken:
         raise MisuseError("the engine is closed")
+
+
+def check_files(error: OSError | ValueError) -> None:
+    """Hold what the operating system refused against how many files this process may have open.
+
+    Raises:
+        ConfigurationError: it has as many; names the limit and how to raise it.
+    """
+    if isinstance(error, OSError) and error.errno == errno.EMFILE:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        reason = (
+            "this process has as many files and sockets open as it may; raise that limit, as `ulimit -n 65536` does"
+        )
+        raise ConfigurationError("ulimit -n", limit, reason) from error
 
 
 @contextmanager

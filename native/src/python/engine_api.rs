@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use pyo3::buffer::PyBuffer;
-use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
@@ -95,7 +95,7 @@ impl Core {
             shared_memory,
         };
         let queue = Arc::new(EventQueue::default());
-        let (engine, first) = Engine::start(settings, queue.clone())?;
+        let (engine, first) = Engine::start(settings, queue.clone()).map_err(os_error)?;
         tick::begin(&engine);
         let meeting_place = memory_sharing::begin(&engine);
         let faults = engine.context.faults.clone();
@@ -185,8 +185,8 @@ impl Core {
             }?;
             running.endpoints += 1; // not before: the thread of one that is refused is the next one's
             Ok(true)
-        })?;
-        Ok(taken)
+        });
+        taken.map_err(os_error)
     }
 
     /// Go on with another UDP socket; the caller keeps both open until `close` has returned. Whether it is taken: not after
@@ -429,6 +429,14 @@ impl Core {
             }
             Ok(())
         })
+    }
+}
+
+/// With its number, which PyO3 leaves out.
+fn os_error(error: std::io::Error) -> PyErr {
+    match error.raw_os_error() {
+        Some(number) => PyOSError::new_err((number, error.to_string())),
+        None => error.into(),
     }
 }
 

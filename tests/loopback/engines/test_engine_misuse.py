@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import socket
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +86,34 @@ def test_an_endpoint_that_is_refused_leaves_no_thread_behind() -> None:
             with pytest.raises(MisuseError, match="this socket cannot be used"):
                 a.engine.add_endpoint(no_udp, credentials=a.credentials, trust=trust, hello={}, bulk=False)
         assert engine_threads() <= before + 1  # the one for the next endpoint
+
+
+@contextlib.contextmanager
+def no_more_files() -> Iterator[int]:
+    """This process may open no further file; the limit."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = os.open(os.devnull, os.O_RDONLY)  # the lowest number that is free
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used, limits[1]))
+        yield used
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        os.close(used)
+
+
+@over(("native", "native"))  # the other engine opens nothing for an endpoint
+def test_too_many_open_files_are_told_with_the_limit_and_how_to_raise_it() -> None:
+    with connected() as (a, b, up, _):
+        trust = Trust(pins={b.identity.pin: "b"})
+        for _ in range(2):
+            sock = bound_socket("127.0.0.1")
+            with no_more_files() as limit, pytest.raises(ConfigurationError, match=f"ulimit -n = {limit}: .* raise"):
+                a.engine.add_endpoint(sock, credentials=a.credentials, trust=trust, hello={}, bulk=False)
+            assert sock.fileno() == -1
+            with no_more_files() as limit, pytest.raises(ConfigurationError, match=f"ulimit -n = {limit}: .* raise"):
+                create_engine("native", EngineSettings(), lambda _: None)
+        a.send(up, b"goes on")
+        assert b.outcome(b.post("a", None)).payload == b"goes on"
 
 
 def test_an_address_that_is_none_ends_the_attempt_and_nothing_else() -> None:
