@@ -19,7 +19,8 @@ pub trait Channel: Send + Sync {
     fn account(&self) -> String;
     /// Credit that every stream has.
     fn stream_window(&self) -> u64;
-    /// The connection's window is at least so much more than at its beginning: it has messages that the store counts.
+    /// The connection's window is at least so much more than at its beginning: it has messages that the store counts. Of a
+    /// name with many connections each is raised by a part of the store at most.
     ///
     /// It never shrinks: the stack would only take that back from later data, and grow at once for the next message. A
     /// peer that begins messages and resets them would get more each time.

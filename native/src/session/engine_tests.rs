@@ -39,6 +39,30 @@ fn connect(engine: &Arc<Engine>, thread: &Thread) -> Arc<PeerSession> {
     session
 }
 
+#[test]
+fn what_one_certificate_may_have_unread_over_many_connections_is_bounded() {
+    let (engine, thread) = start();
+    let (matcher, store) = (&engine.context.matcher, engine.context.settings.unexpected_bytes_max);
+    let mut credit = Vec::new();
+    for number in 0..512 {
+        let session = connect(&engine, &thread);
+        session.stage.send_replace(Stage::Verified);
+        assert!(session.begin(format!("rank {number}"), String::new(), u64::MAX, None));
+        // Messages that nobody takes, until the store is full; given up again, so that there is one such account.
+        let waiting: Vec<_> = (0..31)
+            .map(|tag| matcher.arrived(&session.peer(), fixtures::header(tag, 1 << 40), &*session))
+            .collect();
+        waiting.iter().for_each(|message| matcher.reset(message, "given up"));
+        let state = session.lock();
+        credit.push(state.window + state.window_raise);
+    }
+    assert!(credit[..16].iter().all(|credit| *credit > store * 5 / 4));
+    let bytes = credit.iter().sum::<u64>() / 7 * 8; // as `set_window` has it
+    assert!(bytes < 8 << 30, "{bytes} bytes");
+    thread.end().join().unwrap();
+    engine.let_go();
+}
+
 fn message(header: Bytes) -> Message {
     Message {
         operation: OPERATION,

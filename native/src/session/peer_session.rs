@@ -272,7 +272,8 @@ impl Channel for PeerSession {
     fn raise_window(&self, bytes: u64) {
         {
             let mut state = self.lock();
-            state.window_raise = state.window_raise.max(bytes);
+            // A store for each connection would be 32 GiB for a name with 512, so of many each has its part (`begin`).
+            state.window_raise = state.window_raise.max(bytes.min(2 * state.window));
         }
         self.set_window();
     }
