@@ -251,12 +251,14 @@ def test_a_mismatched_message_is_named_and_later_ones_still_arrive(ranks):
 
     def body(group: Group) -> None:
         if group.rank == 0:
-            for tensor in (np.zeros(7, "i4"), np.zeros(90_000, "f8"), np.ones(3, "f4")):
+            for tensor in (np.zeros(7, "i4"), np.zeros(90_000, "f8"), np.zeros(2, "f4"), np.ones(3, "f4")):
                 group.send(tensor, 1).wait()
             return
         with pytest.raises(PeerError, match=r"int32\[7\] where float32\[3\]"):
             group.recv(np.zeros(3, "f4"), 0).wait()
         with pytest.raises(PeerError, match=r"float64\[90000\] where float32\[3\]"):
+            group.recv(np.zeros(3, "f4"), 0).wait()
+        with pytest.raises(PeerError, match=r"float32\[2\] where float32\[3\]"):
             group.recv(np.zeros(3, "f4"), 0).wait()
         last = np.zeros(3, "f4")
         group.recv(last, 0).wait()
