@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from typing import TypeVar
 
 from torch._C._distributed_c10d import Store, TCPStore
@@ -14,7 +16,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 from hive_qos.errors import ConfigurationError, MisuseError, RegisterLostError
 from transport.bootstrap.rendezvous import host_and_port
 from transport.settings import Settings
-from transport.volatile.register.register import Register
+from transport.volatile.register.register import STORE_S, Register
 
 T = TypeVar("T")
 
@@ -124,7 +126,8 @@ def _client(host: str, port: int) -> TCPStore:
     while True:
         try:
             with socket.create_connection((host, port), timeout=CONNECT_S):
-                return TCPStore(host, port, is_master=False)
+                pass
+            return _connected(host, port)
         except socket.gaierror as error:
             raise ConfigurationError("register", f"{host}:{port}", f"{error.strerror}: {host}") from error
         except (OSError, RuntimeError) as error:
@@ -132,6 +135,24 @@ def _client(host: str, port: int) -> TCPStore:
                 _log.warning("waiting for the register at %s:%d: %s", host, port, _first_line(error))
             said = True
             time.sleep(CONNECT_S)
+
+
+def _connected(host: str, port: int) -> TCPStore:
+    """Connect in a thread: torch waits for ever where something else listens, or where a store is stopped."""
+    made: Future[TCPStore] = Future()
+
+    def connect() -> None:
+        try:
+            made.set_result(TCPStore(host, port, is_master=False))
+        except RuntimeError as error:
+            made.set_exception(error)
+
+    threading.Thread(target=connect, name="hive-register", daemon=True).start()
+    wait({made}, timeout=STORE_S)
+    if not made.done():
+        reason = "it does not answer; look whether it is a torch store that listens there"
+        _log.warning("waiting for the register at %s:%d: %s", host, port, reason)
+    return made.result()
 
 
 def _first_line(error: Exception) -> str:

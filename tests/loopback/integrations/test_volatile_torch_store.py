@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -104,3 +105,16 @@ def test_a_store_that_serves_the_others_goes_on_where_it_is_asked_over_a_new_con
     store.set("key", b"value")
     assert store.renew()
     assert store.get("key") == b"value"
+
+
+def test_something_else_at_the_register_s_address_is_named_and_a_signal_ends_the_wait() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        code = f"from integrations.volatile import torch_register; torch_register('127.0.0.1:{mute.getsockname()[1]}')"
+        with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) as member:
+            try:
+                assert member.stderr is not None
+                assert "does not answer; look whether it is a torch store" in member.stderr.readline()
+                member.send_signal(signal.SIGINT)
+                assert member.wait(10.0) != 0
+            finally:
+                member.kill()
