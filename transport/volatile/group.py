@@ -109,6 +109,8 @@ class VolatileGroup:
         settings = settings or Settings.from_environment()
         if not isinstance(name, str) or not 0 < len(name.encode()) <= NAME_BYTES_MAX:
             raise MisuseError(f"a member's name has 1 to {NAME_BYTES_MAX} bytes: {name!r}")
+        if not isinstance(register, Register):
+            raise MisuseError(f'a group joins a register, as torch_register("host:port") makes, not {register!r:.80}')
         if settings.tape:
             require_folder(settings.tape)  # only here: where it is gone later, training goes on
         self._register, self._name, self._settings = register, name, settings

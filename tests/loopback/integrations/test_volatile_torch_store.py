@@ -12,10 +12,12 @@ import time
 from collections.abc import Iterator
 
 import pytest
+import torch
 from patience import wait_until
 from torch._C._distributed_c10d import Store, TCPStore
 
-from hive_qos.errors import RegisterLostError
+from hive_qos.errors import MisuseError, RegisterLostError
+from integrations.volatile import LocalSGD
 from integrations.volatile.torch_store import TorchStore
 from transport.volatile.protocol.view import Member, View
 from transport.volatile.register.register import Register
@@ -118,3 +120,10 @@ def test_something_else_at_the_register_s_address_is_named_and_a_signal_ends_the
                 assert member.wait(10.0) != 0
             finally:
                 member.kill()
+
+
+def test_an_address_in_the_place_of_a_register_is_refused() -> None:
+    algorithm = LocalSGD(torch.nn.Linear(2, 2).parameters())
+    joined = algorithm.join("127.0.0.1:1", name="a")  # type: ignore[arg-type]
+    with pytest.raises(MisuseError, match=r'torch_register\("host:port"\)'), joined:
+        pass
