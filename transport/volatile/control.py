@@ -118,7 +118,7 @@ class Control:
         """For a register that cannot be reached."""
         self._unread = False
         """Others have told of a view that this member has not read."""
-        self._register_lost = False
+        self._register_lost: type[RegisterLostError] | None = None  # of which kind, as was said
         self._thread = threading.Thread(target=self._run, name="hive-volatile", daemon=True)
 
     @property
@@ -528,11 +528,11 @@ class Control:
         except RegisterLostError as error:
             now_s = time.monotonic()
             self._look_s = now_s + max(LOOK_S, REST_TIMES * (now_s - began_s))
-            if not self._register_lost:
+            if self._register_lost is not type(error):
                 _log.warning("nobody can join: %s", error)
-            self._register_lost = True
+            self._register_lost = type(error)
         else:
-            self._register_lost = False
+            self._register_lost = None
 
     @property
     def step(self) -> int:

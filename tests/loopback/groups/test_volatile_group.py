@@ -104,6 +104,20 @@ def test_a_register_that_lies_or_is_lost_ends_everybody_when_the_view_has_to_cha
         store.speaks.set()
 
 
+def test_an_emptied_register_is_named_at_once_and_steps_go_on_until_the_view_has_to_change(
+    start: Callable[..., Worker], caplog: pytest.LogCaptureFixture
+) -> None:
+    store = MemoryStore()
+    members = trio(start, store)
+    store._values.clear()
+    store._counters.clear()
+    until(lambda: "nobody can join" in caplog.text)
+    assert "the register has forgotten this job; it was emptied, as by a new start: join anew" in caplog.text
+    for one in members:
+        one.allow()
+    until(lambda: all(one.step == 2 for one in members))
+
+
 def test_steps_go_on_without_the_register_as_long_as_nobody_is_lost_and_somebody_joins_when_it_is_back(
     start: Callable[..., Worker], caplog: pytest.LogCaptureFixture
 ) -> None:

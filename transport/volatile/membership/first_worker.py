@@ -18,7 +18,7 @@ from transport.volatile.protocol.arrivals import Deadlines
 from transport.volatile.protocol.commit import Contributors, Phase, Send
 from transport.volatile.protocol.messages import Arrived, Connect, Unfit
 from transport.volatile.protocol.view import Member, View
-from transport.volatile.register.register import Register
+from transport.volatile.register.register import Register, RegisterForgotError
 
 _log = logging.getLogger("transport.volatile")
 
@@ -63,7 +63,7 @@ class FirstWorker:
         """As the first, see who asks to join, and do what is next for them. As any member, see who is connected.
 
         Raises:
-            RegisterLostError: the register cannot be reached.
+            RegisterLostError: the register cannot be reached; of the kind `RegisterForgotError` where it was emptied.
         """
         self._wish_connections()
         if not self.is_us:
@@ -71,7 +71,10 @@ class FirstWorker:
         view, links, admission, now_s = self._view, self._agreement.links, self._admission, time.monotonic()
         # A register may be far away, and while it is read nothing is heard: the rest is read at the next look.
         found = {}
-        for number in admission.to_read(view, self._register.asked()):
+        asked = self._register.asked()
+        if asked < view.asked:
+            raise RegisterForgotError("counting who asks to join", "the register has forgotten this job")
+        for number in admission.to_read(view, asked):
             found[number] = self._register.request(number)
             if time.monotonic() - now_s > READ_S:
                 break

@@ -86,7 +86,10 @@ class MemoryStore:
 
 
 class RegisterForgotError(RegisterLostError):
-    """It can be reached, and does not hold what it held: waiting for it is in vain."""
+    """It can be reached, and does not hold what it held: waiting for it is in vain. Join anew."""
+
+    def __init__(self, what: str, reason: str) -> None:
+        super().__init__(what, f"{reason}; it was emptied, as by a new start: join anew, with the same algorithm")
 
 
 class Register:
