@@ -349,13 +349,13 @@ class Control:
             RegisterLostError: it has forgotten the view; or the view has to change, and has not for too long.
             EvictedError: others could change it, and wait for this member's next step.
         """
+        if isinstance(error, RegisterForgotError):
+            raise error
         now_s = time.monotonic()
         if self._waits_since_s is None:
             self._waits_since_s = now_s
             _log.warning("epoch %d waits for the register: %s", self.view.epoch, error)
         waited_s = now_s - self._waits_since_s
-        if isinstance(error, RegisterForgotError):
-            raise error
         if self._unread and waited_s > STORE_S:
             raise EvictedError(f"others have left epoch {self.view.epoch}, and {self.member} cannot: {error}")
         if self.state.phase is Phase.FROZEN and waited_s > self._without_register_s:

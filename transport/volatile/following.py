@@ -19,7 +19,7 @@ from transport.volatile.protocol.commit import Commit, Phase
 from transport.volatile.protocol.messages import Pause, Ready
 from transport.volatile.protocol.view import DIGEST_BYTES, Member, View
 from transport.volatile.register.register import POLL_S
-from transport.volatile.transfer.fetch import Fetch, agreed, ask_all
+from transport.volatile.transfer.fetch import SAY_S, Fetch, agreed, ask_all
 from transport.volatile.transfer.manifest import STATE, Absent, Manifest
 
 _log = logging.getLogger("transport.volatile")
@@ -121,6 +121,7 @@ class Follower:
         Raises: as `VolatileGroup`.
         """
         control, pace, fetch = self._control, Pace(), None
+        say_s = time.monotonic() + SAY_S
         while True:
             with control.changed:
                 control.raise_failure()
@@ -136,6 +137,11 @@ class Follower:
                 fetch = self._learn_state(state.view, fetch, pace)
             elif not self._learn_result(state, pace):
                 self._tell_ready()
+                if time.monotonic() >= say_s:
+                    say_s += SAY_S
+                    _log.warning(
+                        "%s holds all that is there, and works once the others end their round", control.member
+                    )
                 time.sleep(2 * POLL_S)
 
     def _learn_state(self, view: View, fetch: Fetch | None, pace: Pace) -> Fetch | None:

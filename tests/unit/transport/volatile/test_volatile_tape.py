@@ -26,6 +26,7 @@ from transport.volatile.protocol.view import DIGEST_BYTES, Member, View
 from transport.volatile.record import tape
 from transport.volatile.record.replay import replay
 from transport.volatile.record.tape import Tape
+from transport.volatile.register.register import MemoryStore, Register
 
 A, B, C, D = (Member(name, number) for number, name in enumerate("abcd", 1))
 RUN = CliRunner()
@@ -401,7 +402,7 @@ def test_a_folder_that_goes_away_does_not_end_training_and_one_that_was_never_th
     for wrong in (tmp_path / "gone", Path(__file__)):
         with pytest.raises(ConfigurationError, match=r"HIVE_TAPE.*no folder that can be written; make it"):
             VolatileGroup(
-                None,  # type: ignore[arg-type]
+                Register(MemoryStore(), job="j"),
                 name="a",
                 get_state=lambda: b"",
                 set_state=lambda _: None,
