@@ -291,6 +291,8 @@ class VolatileGroup:
     @contextlib.contextmanager
     def _whole(self) -> Iterator[None]:
         """What is broken off half done, as by Ctrl-C, is not taken up again: the others go on without this member."""
+        control = self._control
+        control.in_step = True
         try:
             yield
         except HiveError:
@@ -299,6 +301,8 @@ class VolatileGroup:
             if self._steps.is_under_way:
                 self.lose_state(f"{type(error).__name__} has broken off what the members do together")
             raise
+        finally:
+            control.in_step = False
 
     def rejoin(self) -> Committed | None:
         """Between two steps: join again now, where the others have gone on without this member.

@@ -88,25 +88,6 @@ class Steps:
         within: View | None = None,
     ) -> Committed | None:
         """As `VolatileGroup.all_reduce`, and as its `make_up` where it is to be done `within` a view or not at all."""
-        self._control.in_step = True
-        try:
-            return self._make(
-                tensors, op, timeout_s, quorum=quorum, compression=compression, feedback=feedback, within=within
-            )
-        finally:
-            self._control.in_step = False
-
-    def _make(
-        self,
-        tensors: object | Sequence[object],
-        op: ReduceOp,
-        timeout_s: float,
-        *,
-        quorum: int,
-        compression: str,
-        feedback: Hashable,
-        within: View | None,
-    ) -> Committed | None:
         self.is_under_way = False
         listed = tensors if isinstance(tensors, list | tuple) else [tensors]
         views = [TensorView.of(one, writable=True) for one in listed]
