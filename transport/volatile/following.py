@@ -120,7 +120,7 @@ class Follower:
 
         Raises: as `VolatileGroup`.
         """
-        control, pace, fetch = self._control, Pace(), None
+        control, pace = self._control, Pace()
         say_s = time.monotonic() + SAY_S
         while True:
             with control.changed:
@@ -134,7 +134,7 @@ class Follower:
                 )
                 raise TimedOutError(f"joining: {control.member} did not catch up; {reason}", timeout_s=timeout_s)
             if state.committed < 0:
-                fetch = self._learn_state(state.view, fetch, pace)
+                self._learn_state(state.view, pace)
             elif not self._learn_result(state, pace):
                 self._tell_ready()
                 if time.monotonic() >= say_s:
@@ -144,21 +144,21 @@ class Follower:
                     )
                 time.sleep(2 * POLL_S)
 
-    def _learn_state(self, view: View, fetch: Fetch | None, pace: Pace) -> Fetch | None:
-        """Fetch the state that most holders have; what is under way, or None where it is taken over."""
+    def _learn_state(self, view: View, pace: Pace) -> None:
+        """Fetch the state that most holders have, and take it over once it is here (`Control.fetches`)."""
         holders = self._control.links.holders(view.workers[:HOLDERS_MAX])
         best = agreed(ask_all(holders, STATE))
         if best is None:
             time.sleep(POLL_S)
-            return fetch
-        what, same = best
+            return
+        (what, same), fetch = best, self._control.fetches
         if fetch is None or (fetch.what.step, fetch.what.pieces) != (what.step, what.pieces):
             _require_fits(what, same[0], self._state_bytes_max)
             if fetch is not None:
                 self._control.tell_first(Pause("its state takes longer to fetch than the others keep it"))
             self._control.fetches = fetch = Fetch(what, state=True)
         if not fetch.run([one for one in holders if one.member in same], stop=self._control.is_over):
-            return fetch
+            return
         given = ", ".join(f"{one} {count}" for one, count in sorted(fetch.given.items()))
         _log.info("the state after step %d is here; pieces by %s", what.step, given or "nobody: it is empty")
         self._control.fetches = None
@@ -166,7 +166,6 @@ class Follower:
         self._control.shelf.clear(what.step)
         self._control.apply(commit.learned, what.step, what.digest)
         pace.learned(fetch.what)
-        return None
 
     def _learn_result(self, state: commit.State, pace: Pace) -> bool:
         """Fetch the result after the last one that is here, and apply it; whether it was there."""

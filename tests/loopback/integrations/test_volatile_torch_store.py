@@ -124,6 +124,6 @@ def test_something_else_at_the_register_s_address_is_named_and_a_signal_ends_the
 
 def test_an_address_in_the_place_of_a_register_is_refused() -> None:
     algorithm = LocalSGD(torch.nn.Linear(2, 2).parameters())
-    joined = algorithm.join("127.0.0.1:1", name="a")  # type: ignore[arg-type]
+    joined = algorithm.join("127.0.0.1:1", name="a")  # type: ignore[arg-type]  # as a user may
     with pytest.raises(MisuseError, match=r'torch_register\("host:port"\)'), joined:
         pass

@@ -324,7 +324,7 @@ def test_a_folder_that_syncthing_cannot_read_ends_the_run(tmp_path: Path, monkey
     monkeypatch.setattr(syncthing, "HASHING_S_MAX", -1.0)
     stand_in = SimpleNamespace(folder=tmp_path, ask=lambda *_: {"state": "error"})
     with pytest.raises(TimeoutError, match="it is error"):
-        syncthing.Syncthing.add(stand_in, "new", 2**20)  # type: ignore[arg-type]
+        syncthing.Syncthing.add(stand_in, "new", 2**20)  # type: ignore[arg-type]  # has what is asked here
 
 
 def two_jobs(small_steps: int, large_steps: int) -> dict[str, Any]:

@@ -16,9 +16,8 @@ from transport.volatile.protocol.admission import BEAT_S
 from transport.volatile.protocol.commit import State
 from transport.volatile.protocol.view import DIGEST_BYTES, Member, View
 from transport.volatile.register.register import POLL_S, Register, RegisterForgotError
+from transport.volatile.transfer.fetch import SAY_S
 
-SAY_S = 15.0
-"""Who is not admitted says so often for whom it waits."""
 _log = logging.getLogger("transport.volatile")
 
 
@@ -107,7 +106,7 @@ class Newcomer:
             self.raise_failure()
             now_s = time.monotonic()
             if now_s >= say_s:
-                say_s = now_s + SAY_S
+                say_s += SAY_S
                 _log.warning("%s waits for %s, the first member, to admit it", self.member, view.workers[0])
             if now_s >= give_up_s:
                 raise TimedOutError(self._nobody_answers(view), timeout_s=timeout_s)

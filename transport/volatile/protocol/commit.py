@@ -477,9 +477,8 @@ def _successor(state: State, stands: Mapping[Member, Frozen], step: int, digest:
     meshes = {one.mesh for one in wishes}
     mesh = meshes.pop() if len(meshes) == 1 else view.mesh
     joining = frozenset().union(*(one.joining for one in wishes if one.mesh == mesh))
-    ready = frozenset().union(*(one.ready for one in wishes)) & frozenset(view.joining)
-    if not any(one.between_steps for one in stands.values()):
-        ready = frozenset()
+    at_end = any(one.between_steps for one in stands.values())
+    ready = frozenset().union(*(one.ready for one in wishes if at_end)) & frozenset(view.joining)
     workers = (set(stands) | ready) - joining - state.lost
     learners = (set(view.joining) | joining) - ready - state.lost
     return View(

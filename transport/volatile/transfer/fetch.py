@@ -31,7 +31,7 @@ AHEAD = 2
 PATIENCE_S = 0.5
 """What a holder is thought to take for a piece before it has given one, and to say what it holds."""
 SAY_S = 15.0
-"""A fetch that takes long says so often how far it has come."""
+"""Who joins says so often what it waits for, or how far its fetch has come."""
 LOOK_S = 0.1
 """How often a fetch looks for holders that are late."""
 _log = logging.getLogger("transport.volatile")
