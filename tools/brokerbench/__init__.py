@@ -7,7 +7,7 @@ same minutes can be compared. Who does what:
 
     settings    what can be chosen, whole or quick    variants  idle, none, static, priority, quiet, brokered
     scenes      hosts, links, who floods whom         stage     one scene with everything that runs in it
-    scenarios/  what is measured, a file each         programs/ rank, flood, echoes, paced: the load
+    scenarios/  what is measured, a file each         programs/ rank, flood, echoes: the load
     figures/    arithmetic on records, pure
     report      figures and goals as JSON             table     what a person sees
     syncthing   Syncthing itself beside training, a measurement of its own

@@ -90,7 +90,7 @@ def _measure(names: list[str], output: Path, settings: Settings) -> None:
 
 
 def _functions() -> Mapping[str, Callable[[Run], None]]:
-    from tools.brokerbench.scenarios import changes, changing, faults, fresh, holding, inbound, jobs, many_flows, shares
+    from tools.brokerbench.scenarios import changing, faults, fresh, holding, inbound, jobs, many_flows, shares
 
     return {
         "sender": lambda run: shares.measure(run, "sender"),
@@ -100,7 +100,6 @@ def _functions() -> Mapping[str, Callable[[Run], None]]:
         "capacity": changing.measure,
         "inbound": inbound.measure,
         "jobs": jobs.measure,
-        "changes": changes.measure,
         "flows": many_flows.measure,
         "faults": faults.measure,
         "hold": holding.measure,

@@ -21,7 +21,6 @@ FIGURES: Mapping[str, Callable[[Sequence[Record]], Mapping[str, Any]]] = {
     "capacity": changing.capacity,
     "inbound": inbound.inbound,
     "jobs": changing.jobs,
-    "changes": failing.changes,
     "flows": failing.flows,
     "faults": failing.faults,
     "hold": failing.holds,
@@ -136,8 +135,6 @@ def goals(scenarios: Mapping[str, Mapping[str, Any]], asked: Mapping[str, Sequen
             found += _capacity_goals(scenario, scenarios[scenario].get("brokered", {}))
     if "inbound" in scenarios:
         found += _way_in_step_goals(scenarios["inbound"].get("brokered", {}))
-    if "changes" in scenarios:
-        found += _change_goals(scenarios["changes"])
     if "flows" in scenarios:
         found += _flow_goals(scenarios["flows"])
     if "faults" in scenarios:
@@ -171,16 +168,6 @@ def _fresh_goals(starts: Mapping[str, Any]) -> list[Goal]:
         (f"{each}: step of idle, 95th percentile", worst("p95"), "at_most", p95),
         (f"{each}: storage of what is left", of_left, "at_least", storage),
     ]
-
-
-def _change_goals(found: Mapping[str, Any]) -> list[Goal]:
-    ours = found.get("ours", {})
-    goals: list[Goal] = [
-        (f"changes: datagrams {what}", ours.get(key), "at_most", 0.0)
-        for what, key in (("lost", "lost"), ("reordered", "reordered"))
-    ]
-    goals.append(("changes: queues purged", ours.get("purged"), "at_most", 0.0))
-    return goals
 
 
 def _flow_goals(found: Mapping[str, Any]) -> list[Goal]:

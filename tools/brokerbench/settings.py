@@ -18,7 +18,6 @@ SCENARIOS = (
     "capacity",
     "inbound",
     "jobs",
-    "changes",
     "flows",
     "faults",
     "hold",
@@ -55,8 +54,7 @@ class Settings:
         capacity_rates: of the changing link, one after the other. capacity_parts_s: how long each.
         capacity_rounds: turns of the variants there, and where the way in changes.
         jobs_s: how long two jobs and storage share the link. jobs_rounds: turns.
-        changes: of a shaped tree under paced datagrams. flow_count: connections that a broker watches, and
-            flow_count_s, for how long.
+        flow_count: connections that a broker watches, and flow_count_s, for how long.
         hold_requests: between two brokers.
         engine: of the transport.
         user: who trains and stores; an ordinary user.
@@ -89,7 +87,6 @@ class Settings:
     capacity_rounds: int = 3
     jobs_s: float = 65.0
     jobs_rounds: int = 2
-    changes: int = 1000
     flow_count: int = 1000
     flow_count_s: float = 30.0
     hold_requests: int = 200
@@ -99,7 +96,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         rounds = ("rounds", "fresh_rounds", "capacity_rounds", "jobs_rounds")
-        for name in (*rounds, "flows", "changes", "flow_count", "hold_requests"):
+        for name in (*rounds, "flows", "flow_count", "hold_requests"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(name, getattr(self, name), "has to be at least 1")
         for variant in self.variants:
@@ -129,7 +126,6 @@ QUICK = Settings(
     capacity_rounds=1,
     jobs_s=12.0,
     jobs_rounds=1,
-    changes=200,
     flow_count=200,
     flow_count_s=6.0,
     hold_requests=20,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import select
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -146,18 +145,6 @@ class Stage:
             if time.monotonic() > due_s:
                 raise MeasureError(f"storage's sink did not start\n{(self.work / f'sink-{target}.log').read_text()}")
             time.sleep(0.05)
-
-    def program(self, node: str, module: str, *arguments: str) -> subprocess.Popen[bytes]:
-        """Start one more of the benchmark's programs; it says things on its standard output, and ends with the lab."""
-        with (self.work / f"{module}-{node}.log").open("ab") as log:
-            return self.lab[node].popen(
-                python(f"tools.brokerbench.programs.{module}", *arguments),
-                env=environment(),
-                cwd="/",
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-            )
 
     def _tail(self, name: str) -> str:
         path = self.work / f"{name}.jsonl"
@@ -306,15 +293,3 @@ class Stage:
             if load.poll() is not None:
                 words = (self.work / "flood.log").read_text(errors="replace")[-600:]
                 raise MeasureError(f"storage ended ({load.returncode})\n{words}")
-
-
-def await_line(process: subprocess.Popen[bytes], wanted: str, *, seconds: float) -> None:
-    """Wait until a program of ours says a line.
-
-    Raises:
-        MeasureError: it ended, or said nothing in time.
-    """
-    assert process.stdout is not None
-    if select.select([process.stdout], [], [], seconds)[0] and process.stdout.readline().decode().strip() == wanted:
-        return
-    raise MeasureError(f"{process.args!r} did not say {wanted!r} within {seconds:g} s ({process.poll()})")

@@ -16,10 +16,9 @@ TITLES = {
     "capacity": "4  A link that falls to a third and rises again",
     "inbound": "5  A way in that falls to a third and rises again",
     "jobs": "6  Two jobs and storage",
-    "changes": "7  Many changes",
-    "flows": "8  Many flows",
-    "faults": "9  Faults",
-    "hold": "10  Holds between brokers",
+    "flows": "7  Many flows",
+    "faults": "8  Faults",
+    "hold": "9  Holds between brokers",
 }
 
 
@@ -140,17 +139,6 @@ _JOBS: list[Column] = [
     ("training, of its", lambda f: number(f["kept"]["training"])),
     ("CPU idle", lambda f: number(f["idle_share"])),
 ]
-_CHANGES: list[Column] = [
-    ("changes", lambda f: str(f["changes"])),
-    ("jobs, addresses came or went", lambda f: number(f["came_or_went"], 0)),
-    ("each took", lambda f: seconds(f["took_s"])),
-    ("datagrams", lambda f: str(f["datagrams"])),
-    ("lost", lambda f: str(f["lost"])),
-    ("reordered", lambda f: str(f["reordered"])),
-    ("longest gap", lambda f: seconds(f["longest_gap_s"])),
-    ("queued", lambda f: NONE if f["queued_bytes"] is None else format_size(f["queued_bytes"])),
-    ("queues purged", lambda f: NONE if f["purged"] is None else f"{f['purged']} of {f['looked_at']}"),
-]
 _FLOWS: list[Column] = [
     ("flows seen", lambda f: str(f["flows"])),
     ("watched", lambda f: f"{f['seconds']:.0f} s"),
@@ -181,7 +169,6 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
     "capacity": _CAPACITY,
     "inbound": _WAY_IN,
     "jobs": _JOBS,
-    "changes": _CHANGES,
     "flows": _FLOWS,
     "faults": _FAULTS,
     "hold": _HOLD,

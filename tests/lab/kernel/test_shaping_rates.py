@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pytest
 from patience import LIMIT_S, most_of
 from shaping_bench import INTERFACE, PAYLOAD_BYTES, RECEIVER, Bench
 from shaping_contract import MBIT, make_shape
@@ -125,7 +126,8 @@ def test_a_killed_shapers_backlog_is_adopted_without_losing_a_packet(bench: Benc
                 shaper.detach(INTERFACE)
 
 
-def test_two_hundred_rate_changes_under_half_rate_datagrams_lose_none(shaper: Shaper, bench: Bench) -> None:
+@pytest.mark.parametrize("count", [200, pytest.param(1000, marks=pytest.mark.long)])
+def test_rate_changes_under_half_rate_datagrams_lose_none(shaper: Shaper, bench: Bench, count: int) -> None:
     shaper.attach(make_shape(INTERFACE, capacity=40 * MBIT))
     stop = threading.Event()
     sent = [0]
@@ -156,7 +158,7 @@ def test_two_hundred_rate_changes_under_half_rate_datagrams_lose_none(shaper: Sh
             thread.start()
         changes = 0
         try:
-            for number in range(200):
+            for number in range(count):
                 compute = (24 + number % 10) * MBIT
                 shape = make_shape(INTERFACE, capacity=(40 + number % 3) * MBIT, compute=compute, storage=1 * MBIT)
                 changes += bool(shaper.apply(shape))
@@ -165,7 +167,7 @@ def test_two_hundred_rate_changes_under_half_rate_datagrams_lose_none(shaper: Sh
             stop.set()
             for thread in threads:
                 thread.join()
-    assert changes == 200
+    assert changes == count
     assert len(numbers) > 500
     assert numbers == list(range(sent[0]))
     counters = shaper.counters(INTERFACE)

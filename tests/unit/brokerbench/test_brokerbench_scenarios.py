@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hive_qos.errors import HiveError
-from shaping.model.observations import Capabilities
-from shaping.plan.desired_tree import desired_tree
 from tools.brokerbench import report, scenes, syncthing, variants
 from tools.brokerbench.figures import changing as changing_figures
 from tools.brokerbench.figures import failing as failing_figures
 from tools.brokerbench.figures.blocks import Figures
-from tools.brokerbench.programs import changer, ending
+from tools.brokerbench.programs import ending
 from tools.brokerbench.run import Run
 from tools.brokerbench.scenarios import faults
 from tools.brokerbench.scenarios.inbound import conditions
@@ -368,43 +363,6 @@ def test_a_guarantee_is_judged_in_the_worst_of_its_windows() -> None:
     block["end_s"] = 90.0  # 80 s, the last 20 of them without a byte: in the worst 60 s two thirds came
     block["samples"]["r"] = [sample(float(t_s), 19.4 * MBIT / 8 * min(t_s, 70)) for t_s in range(100)]
     assert changing_figures.jobs([block])["brokered"]["kept"]["storage"] == pytest.approx(2 / 3)
-
-
-def test_datagrams_that_do_not_come_are_lost_and_queues_that_vanish_are_purged() -> None:
-    record = {
-        "condition": "rebuilt",
-        "received": {"sent": 1000, "received": 990, "reordered": 2, "longest_gap_s": 0.05},
-        "rows": [[0.0, 0.01, 90e3, 0, 0], [1.0, 0.03, 90e3, 80e3, 0], [2.0, 0.02, 3e3, 0, 0]],  # the last had little
-        "dropped": {},
-    }
-    found = failing_figures.changes([record])["rebuilt"]
-    assert (found["lost"], found["reordered"], found["took_s"]) == (10, 2, 0.02)
-    assert (found["purged"], found["looked_at"], found["queued_bytes"]) == (1, 2, 90e3)
-    assert found["came_or_went"] is None
-    record["rows"] = [row[:4] for row in record["rows"]]
-    of_packets = failing_figures.changes([record])["rebuilt"]
-    assert (of_packets["purged"], of_packets["queued_bytes"]) == (None, None)
-
-
-def test_a_queue_that_was_sent_is_not_purged() -> None:
-    record = {
-        "condition": "ours",
-        "received": {"sent": 10, "received": 10, "reordered": 0, "longest_gap_s": 0.05},
-        "rows": [[0.0, 0.01, 90e3, 0, 85e3], [1.0, 0.01, 90e3, 0, 9e3], [2.0, 0.01, 90e3, 20e3, 9e3]],
-        "dropped": {},
-        "came_or_went": {"jobs": 3, "destinations": 4},
-    }
-    found = failing_figures.changes([record])["ours"]
-    assert (found["purged"], found["came_or_went"]) == (1, 7)
-
-
-@given(st.integers(0, 2**32))
-def test_every_shape_of_the_changer_can_be_built_and_lets_paced_traffic_through(seed: int) -> None:
-    rate, held = 100 * MBIT, ("10.3.1.2", "10.3.1.3")
-    made = changer.shape("eth0", rate_bits_per_s=rate, held=held, dice=random.Random(seed))
-    desired_tree(made, Capabilities(htb=True, fq_codel=True, u32=True))
-    assert all(job.ceil_bits_per_s > 0.5 * rate for job in made.jobs)
-    assert made.capacity_bits_per_s > 0.5 * rate
 
 
 def test_the_daemons_cost_is_over_the_time_that_it_was_watched() -> None:

@@ -1,12 +1,4 @@
-"""Figures of changes, many flows, faults and holds, from raw records alone: pure functions.
-
-Changes
-- lost, reordered: of the numbered datagrams, at half the link's rate. longest gap: between two that came.
-- queued: bytes in storage's queue before a change, the median.
-- purged: of the changes that found four full packets or more there, those after which less than a quarter was left;
-  what the kernel counts as sent meanwhile is as good as left. looked at: how many found so much; where none did,
-  purged is not known.
-- came or went: jobs and held addresses that a change added or removed, together.
+"""Figures of many flows, faults and holds, from raw records alone: pure functions.
 
 Flows
 - cores: CPU seconds of the daemon and its watchdog over the time. memory: the most that was resident at one look a
@@ -38,41 +30,8 @@ from shaping.model.names import DESTINATION_MINOR
 from tools.brokerbench.figures.blocks import Figures, gaps, spread
 from tools.measure.records import Record
 
-PURGED_FROM_BYTES, PURGED_SHARE = 6_000, 0.25
-ROW_COLUMNS = 5
-"""When a change was, what it took, bytes before, after, and sent meanwhile; rows of four are of packets."""
-
 HELD_SHARE = 0.5
 """A fall of a destination's ceil to so much is a hold."""
-
-
-def changes(records: Sequence[Record]) -> dict[str, Figures]:
-    """The figures of each way to change."""
-    return {record["condition"]: _changes(record) for record in records}
-
-
-def _changes(record: Record) -> Figures:
-    received, rows = record["received"], record["rows"]
-    in_bytes = bool(rows) and len(rows[0]) == ROW_COLUMNS
-    looked_at = sum(row[2] >= PURGED_FROM_BYTES for row in rows) if in_bytes else 0
-    return {
-        "changes": len(rows),
-        "took_s": statistics.median(row[1] for row in rows) if rows else None,
-        "datagrams": received["sent"],
-        "lost": received["sent"] - received["received"],
-        "reordered": received["reordered"],
-        "longest_gap_s": received["longest_gap_s"],
-        "queued_bytes": statistics.median(row[2] for row in rows) if in_bytes else None,
-        "looked_at": looked_at,
-        "purged": _purged(rows) if looked_at else None,
-        "came_or_went": sum(record["came_or_went"].values()) if "came_or_went" in record else None,
-    }
-
-
-def _purged(rows: Sequence[Sequence[float]]) -> int:
-    return sum(
-        before >= PURGED_FROM_BYTES and after + sent < PURGED_SHARE * before for _, _, before, after, sent in rows
-    )
 
 
 def flows(records: Sequence[Record]) -> dict[str, Figures]:

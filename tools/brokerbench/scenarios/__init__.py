@@ -2,6 +2,6 @@
 
 shares    training beside storage at the sender's, the receiver's or a remote bottleneck    fresh    starts, each judged
 changing  a link that loses rate (capacity)        inbound  the same at the receiver's        jobs     two that share
-changes   the broker's own changes of classes      faults   of brokers, links and disks       holding  asked of senders
+faults    of brokers, links and disks              holding  asked of senders
 many_flows  a thousand connections (flows)
 """
