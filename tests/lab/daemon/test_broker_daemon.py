@@ -82,13 +82,6 @@ def test_a_program_that_is_run_in_storage_lands_there_and_its_exit_code_is_passe
     assert broker.host.run([*run, "nosuchprogram"], user=USER, check=False).returncode == 127
 
 
-def test_what_nobody_classified_lands_in_other(broker: Broker, lab: Lab) -> None:
-    before = broker.sent_bytes("other")
-    broker.host.run(["python3", "-c", SEND_TCP, lab["b"].address, str(PAYLOAD_BYTES)])
-    wait_until(lambda: broker.sent_bytes("other") >= before + PAYLOAD_BYTES)
-    assert broker.sent_bytes("storage") == 0
-
-
 def test_storage_connections_are_measured_by_tcp_info(broker: Broker, lab: Lab) -> None:
     run = [*COMMAND, "run", "--class", "storage", "--socket", broker.sessions, "--"]
     sender = broker.host.popen(
@@ -240,33 +233,10 @@ def test_a_user_outside_of_the_group_is_refused_and_not_told_that_there_is_no_br
         broker.end(signal.SIGTERM)
 
 
-def test_neither_a_broker_nor_a_clear_with_other_directories_takes_anything_from_a_running_one(
-    lab: Lab, folder: Path
-) -> None:
-    host = lab["a"]
-    host.run(["tc", "qdisc", "add", "dev", "eth0", "root", "handle", "5:", "pfifo", "limit", "77"])
-    try:
-        broker = Broker(host, folder, arguments=("--take-over",))
-        before = broker.root_qdisc()
-        broker.start()
-        tree = broker.root_qdisc()
-        assert "htb ffe0:" in tree
-        (folder / "absent.toml").write_text('version = 1\n[[interface]]\nname = "eth9"\negress = "1 Mbit/s"\n')
-        places = ["--state-dir", str(folder / "s2"), "--runtime-dir", str(folder / "r2")]
-        for configuration in ("broker.toml", "absent.toml"):
-            second = [*COMMAND, "broker", "--config", str(folder / configuration), *places]
-            assert host.run(second, check=False).returncode == 5
-        assert host.run([*COMMAND, "clear", "--state-dir", str(folder / "s2")], check=False).returncode == 5
-        assert broker.root_qdisc() == tree
-        assert broker.end(signal.SIGTERM) == 0
-        assert broker.root_qdisc() == before
-    finally:
-        host.run(["tc", "qdisc", "del", "dev", "eth0", "root"])
-
-
 def test_clear_removes_what_a_killed_daemon_left(broker: Broker) -> None:
     clear = [*COMMAND, "clear", "--state-dir", str(broker.folder / "state"), "--json"]
-    assert broker.host.run(clear, check=False).returncode == 5
+    for command in (clear, [*COMMAND, "clear", "--state-dir", str(broker.folder / "elsewhere")]):
+        assert broker.host.run(command, check=False).returncode == 5
     broker.end(signal.SIGKILL)
     assert "htb ffe0:" in broker.root_qdisc()
     assert json.loads(broker.host.run(clear).stdout)["done"]

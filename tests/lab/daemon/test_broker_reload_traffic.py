@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from broker_host import COMMAND, CONFIGURATION, Broker, broker_in, two_hosts
+from broker_host import CONFIGURATION, Broker, broker_in, two_hosts
 from paced import paced
 from patience import wait_until
 
@@ -94,21 +94,6 @@ def test_traffic_flows_through_reloads_and_rollbacks_without_losing_a_packet(bro
         by_minor, direct_packets = kernel.counters("eth0")
         assert direct_packets == 0
         assert sum(found.dropped_packets for found in by_minor.values()) == 0
-
-
-def test_the_commands_reload_on_trial_confirm_and_say_what_was_wrong(broker: Broker) -> None:
-    socket = ["--socket", str(broker.folder / "run/broker.sock")]
-    (broker.folder / "broker.toml").write_text(with_rates(10))
-    trial = ["apply", "--yes", "--confirm-within", "10m"]
-    assert "within 600 s" in broker.host.run([*COMMAND, *trial, *socket]).stdout
-    wait_until(lambda: capacity_mbit(broker) <= 10, what=broker.status)
-    assert broker.host.run([*COMMAND, "apply", "--confirm", *socket]).stdout == "confirmed\n"
-    again = broker.host.run([*COMMAND, "apply", "--confirm", *socket], check=False)
-    assert (again.returncode, again.stderr.count("\n")) == (5, 1)
-    (broker.folder / "broker.toml").write_text("version = 1\n")
-    refused = broker.host.run([*COMMAND, "reload", *socket], check=False)
-    assert refused.returncode == 3
-    assert "name 1 to 16 interfaces" in refused.stderr
 
 
 def test_a_daemon_that_is_killed_in_a_trial_starts_with_the_confirmed_configuration_and_says_so(broker: Broker) -> None:

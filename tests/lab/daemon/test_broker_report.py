@@ -13,9 +13,6 @@ import pytest
 from broker_host import COMMAND, STORAGE, Broker, broker_in, two_hosts
 from patience import wait_until
 
-from broker import client
-from broker.cli.exits import ExitCode
-from hive_qos.errors import BrokerRejectedError
 from tools.lab import Lab
 
 
@@ -67,19 +64,6 @@ def test_what_was_carried_is_reported_by_class_and_kept_over_a_restart(lab: Lab)
         lines = broker.host.run([*COMMAND, "report", "--csv", "--by", "hour,class", *where]).stdout.splitlines()
         assert lines[0] == "hour,class,carried_bytes,lent_bytes,borrowed_bytes,repaid_bytes"
         assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:00:00\+00:00,[a-z]+,\d+,\d+,\d+,\d+", lines[1])
-
-
-def test_a_running_broker_answers_and_refuses_what_it_does_not_understand(lab: Lab) -> None:
-    with broker_in(lab["a"]) as broker:
-        broker.start()
-        socket = ["--socket", str(broker.folder / "run/broker.sock")]
-        assert "nothing is recorded" in broker.host.run([*COMMAND, "report", *socket]).stdout
-        for wrong, what in (("--by=colour", "one or more of"), ("--since=soon", "write a time such as")):
-            refused = broker.host.run([*COMMAND, "report", *socket, wrong], check=False)
-            assert refused.returncode == ExitCode.USAGE
-            assert what in refused.stderr
-        with pytest.raises(BrokerRejectedError, match="one or more of"):
-            client.fetch("/v1/usage?by=colour", socket_path=socket[1])
 
 
 def test_a_broken_file_is_moved_aside_with_an_event_and_the_broker_goes_on(lab: Lab) -> None:

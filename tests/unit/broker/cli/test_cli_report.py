@@ -43,6 +43,10 @@ def test_a_table_fits_into_80_columns_whatever_a_job_is_called(kept: Path) -> No
     assert text.splitlines()[-1].split()[:3] == ["sum", "2.728", "TiB"]
 
 
+def test_where_nothing_was_carried_it_says_when_that_is_written(kept: Path) -> None:
+    assert "nothing is recorded; the broker writes once a minute" in shown(kept, "--since", "20d", "--until", "19d")
+
+
 def test_40_columns_show_the_first_figures_and_no_line_is_broken(kept: Path) -> None:
     result = RUN.invoke(app, ["report", "--state-dir", str(kept), "--by", "class,user"], env={"COLUMNS": "40"})
     lines = result.output.splitlines()
