@@ -20,7 +20,6 @@ from tools.simulate.scenario import Change, load, parse
 from tools.simulate.world import Outcome, simulate
 
 POLICY = load_policy(NO_POLICY)
-NO_RATE = 'version = 1\n[[interface]]\nname = "eth0"\negress = "auto"\n'
 LINK = 40e6
 
 
@@ -73,17 +72,6 @@ def test_an_uplink_that_falls_is_found_from_outside() -> None:
     assert statistics.median(late) < 1.15 * (0.3 + 8e6 / (LINK / 2))
 
 
-def test_where_no_rate_is_named_an_uplink_of_a_25th_of_the_card_is_found() -> None:
-    text = TWO_HOSTS.replace('seconds = "12 s"', 'seconds = "20 s"').replace("streams = 8", "streams = 4")
-    scenario = parse(text)
-    cards = tuple(
-        replace(site, link_bits_per_s=int(25 * LINK), buffer_s=0.2, delay_s=0.01) for site in scenario.sites
-    )  # fmt: skip
-    found = simulate(replace(scenario, sites=cards), "brokered", policy=load_policy(NO_RATE))
-    assert statistics.median(found.uplink_delay_s) < 0.02
-    assert step_s(found) < 1.25 * (0.3 + 8e6 / LINK)
-
-
 ONE_SENDER = """
 version = 1
 seconds = "20 s"
@@ -115,7 +103,8 @@ def test_one_sender_alone_empties_the_queue_in_front_of_a_receiver_by_the_law_fo
 
 
 def test_the_same_scenario_gives_the_same_outcome() -> None:
-    first, second = run(TWO_HOSTS, "brokered"), run(TWO_HOSTS, "brokered")
+    what = TWO_HOSTS.replace('seconds = "12 s"', 'seconds = "6 s"')
+    first, second = run(what, "brokered"), run(what, "brokered")
     assert replace(first, wall_s=0.0) == replace(second, wall_s=0.0)
 
 
