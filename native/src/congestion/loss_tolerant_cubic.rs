@@ -1,9 +1,9 @@
 //! The control `auto`: CUBIC (RFC 9438) that tells random loss from congestion.
 //!
 //! A loss lowers the window, to 0.7, only where it is a sign of congestion:
-//! - A queue stands: for a quarter of a round trip, every acknowledgement shows the path's least round trip and
-//!   `QUEUE_SHARE` of it, or more (TCP Veno, Fu and Liew, IEEE JSAC 21(2), 2003). A full buffer drops behind a queue;
-//!   radio and bad cables drop without one.
+//! - A queue stands: for a round trip after it, every acknowledgement shows the path's least round trip and `QUEUE_SHARE`
+//!   of it, or more (TCP Veno, Fu and Liew, IEEE JSAC 21(2), 2003). A full buffer drops behind a queue; radio and bad
+//!   cables drop without one. One acknowledgement on time tells a busy host's late wake-up from a queue.
 //! - More than `LOSS_SHARE` of a round is lost, queue or not (LossThresh of draft-ietf-ccwg-bbr). A buffer too short to
 //!   show a queue, or a policer, drops so.
 //! - The peer reports ECN marks, or congestion persists (RFC 9002 7.6).
@@ -42,8 +42,6 @@ const QUEUE_SHARE: f64 = 1.0 / 4.0;
 const QUEUE_S_MIN: f64 = 0.0005;
 /// Longer than others' queue stands without a break.
 const LEAST_SPAN: Duration = Duration::from_secs(600);
-/// Of a round trip: one acknowledgement on time tells a late wake-up from a queue, and a cut comes hardly later.
-const JUDGED_SHARE: f64 = 1.0 / 4.0;
 const LOSS_SHARE: f64 = 0.02;
 /// What chance adds to it: at 1 % of random loss, 1 round of 10,000 is above.
 const LOSS_DEVIATIONS: f64 = 3.0;
@@ -158,7 +156,7 @@ impl LossTolerantCubic {
         };
         suspicion.least_s = suspicion.least_s.min(rtt_s);
         let length_s = now.saturating_duration_since(suspicion.at).as_secs_f64();
-        if length_s < JUDGED_SHARE * least_s {
+        if length_s < least_s {
             return;
         }
         let (sent, queue_s) = (suspicion.sent, suspicion.least_s - least_s);
