@@ -286,8 +286,11 @@ class Endpoint:
             wake_s = min(self.peers.next_wake_s(), self.liveness.tick(now_s))
         wake_s = min(wake_s, self._sends.tick(now_s, self._gone_s))
         if self._engine is not None:
-            wake_s = min(wake_s, self._inbox.tick(self._engine, now_s, self._gone_s))
-            wake_s = min(wake_s, self.collectives.tick(now_s, self._gone_s))
+            gone_s = self._gone_s
+            if self.liveness.is_checking:  # who heard of a loss first may have left for it, and is not the cause
+                gone_s = {rank: at for rank, at in gone_s.items() if self.peers.peers[rank].phase is not Phase.LEFT}
+            wake_s = min(wake_s, self._inbox.tick(self._engine, now_s, gone_s))
+            wake_s = min(wake_s, self.collectives.tick(now_s, gone_s))
         self._sends.run_later()
         return wake_s
 

@@ -46,6 +46,11 @@ class LivenessCheck:
             self._until_s[rank] = now_s + CHECK_S
             self._control(rank, {"op": "alive"}, lambda error: self._answer(rank, lost=error is not None))
 
+    @property
+    def is_checking(self) -> bool:
+        """Whether it is not known yet of some rank."""
+        return bool(self._waiting)
+
     def down(self, rank: int) -> None:
         """Our connection to a rank has ended."""
         if self._peers.peers[rank].phase is not Phase.UP:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from patience import wait_until
 
 from hive_qos.errors import CancelledError, ConnectionLostError, TimedOutError
 from transport import Group
+from transport.mesh.inbox import GRACE_S
+from transport.mesh.peers import Phase
 
 
 def test_a_lost_connection_is_made_again_and_the_collective_goes_on(make_world):
@@ -114,6 +118,29 @@ def test_a_rank_that_is_said_to_be_lost_and_does_not_answer_counts_as_there_whil
     with pytest.raises(CancelledError, match="rank 0 gave up: it says that it lost rank 2, which still answers"):
         work.wait(30)
     assert not world.groups[1].lost_ranks()
+
+
+def test_the_lost_rank_is_named_and_not_the_one_that_noticed_first_and_left(make_world):
+    world = make_world(3)
+    world.network.hold("rank-2", "rank-1")  # rank 2 gets no answer from rank 1, and has not lost its connection yet
+    first, second = world.groups[0]._runtime, world.groups[2]._runtime
+    work = world.groups[2].allreduce(np.ones(20_000, "f4"), timeout_s=60.0)
+    first._loop.call(lambda: first._endpoint.report_gone(first._endpoint.peers.dead(1, "its process has ended")))
+    with pytest.raises(ConnectionLostError, match="rank 1"):
+        world.groups[0].allreduce(np.ones(20_000, "f4"), timeout_s=60.0).wait(30)
+    world.groups[0].close()
+    peers = second._endpoint.peers
+    wait_until(lambda: peers.peers[0].phase is Phase.LEFT)
+    later_s = time.monotonic() + 2 * GRACE_S
+    second._loop.call(lambda: second._endpoint.tick(later_s))
+    world.groups[1].send(np.ones(3), 2)
+    world.groups[2].recv(np.zeros(3), 1).wait(30)  # comes behind what the engine was asked to do then
+    with world.network.lock:
+        world.network.engines["rank-1"].dead = True
+    world.network.cut("rank-2", "rank-1")
+    with pytest.raises(ConnectionLostError, match="rank 1") as caught:
+        work.wait(30)
+    assert caught.value.rank == 1
 
 
 def test_a_rank_that_leaves_after_its_part_is_done_harms_nobody(make_world):
