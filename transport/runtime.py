@@ -448,20 +448,32 @@ class Runtime:
                 return
             self._closed = True
         _living.discard(self)
-        if self._member_socket is not None:
-            self._member_socket.close()
         give_up_s = time.monotonic() + timeout_s
-        if self._engine is not None:
-            self._endpoint.collectives.drain(min(timeout_s / 2, DRAIN_S))
-            said = threading.Event()
-            self._loop.call(lambda: self._say_goodbye(said))
-            said.wait(timeout_s / 2)
-            self._engine.close(timeout_s=max(give_up_s - time.monotonic(), 0.1))
-        if self._broker is not None:
-            self._broker.close()
-        if self._loop.started:
-            self._loop.call(self._abandon_all)
-            self._loop.stop(timeout_s=max(give_up_s - time.monotonic(), 0.5))
+        # The last comes first. An interrupt ends one of them alone: where a program goes on after it, the others would
+        # wait for a rank that has not said goodbye, and threads and sockets would stay.
+        with contextlib.ExitStack() as leaving:
+            if self._loop.started:
+                leaving.callback(self._end_loop, give_up_s)
+            if self._broker is not None:
+                leaving.callback(self._broker.close)
+            if self._engine is not None:
+                leaving.callback(self._end_engine, self._engine, give_up_s)
+                leaving.callback(self._take_leave, timeout_s / 2)
+                leaving.callback(self._endpoint.collectives.drain, min(timeout_s / 2, DRAIN_S))
+            if self._member_socket is not None:
+                leaving.callback(self._member_socket.close)
+
+    def _take_leave(self, timeout_s: float) -> None:
+        said = threading.Event()
+        self._loop.call(lambda: self._say_goodbye(said))
+        said.wait(timeout_s)
+
+    def _end_engine(self, engine: Engine, give_up_s: float) -> None:
+        engine.close(timeout_s=max(give_up_s - time.monotonic(), 0.1))
+
+    def _end_loop(self, give_up_s: float) -> None:
+        self._loop.call(self._abandon_all)
+        self._loop.stop(timeout_s=max(give_up_s - time.monotonic(), 0.5))
 
     # In the loop's thread, except `_events`.
 

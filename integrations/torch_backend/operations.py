@@ -223,10 +223,12 @@ class Operations:
         """Leave the group; what is still under way ends with `CancelledError`. Idempotent."""
         if not self._closed.acquire(blocking=False):
             return
-        self.world.give_back(self.group, timeout_s=timeout_s)
-        for told in self.on_close:
-            told()
-        self.on_close.clear()
+        try:
+            self.world.give_back(self.group, timeout_s=timeout_s)
+        finally:  # an interrupt, too: the port of the store is wanted by the next group
+            for told in self.on_close:
+                told()
+            self.on_close.clear()
 
     def launch(
         self,

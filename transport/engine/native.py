@@ -273,8 +273,10 @@ class NativeEngine(Engine):
         if os.getpid() != self._process:
             return
         self._closed = True
-        self._core.close(timeout_s)
-        self._close_sockets()
+        try:
+            self._core.close(timeout_s)
+        finally:  # an interrupt comes when that returns
+            self._close_sockets()
 
     def _check_open(self) -> None:
         check_open(process=self._process, closed=self._closed or self._core.over)

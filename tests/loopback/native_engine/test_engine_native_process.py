@@ -20,6 +20,7 @@ from engine_support import (
 from patience import LIMIT_S
 
 from transport.engine.base import SendDone
+from transport.identity.credentials import Trust
 
 __all__ = ["engines", "pytest_generate_tests"]
 
@@ -133,6 +134,23 @@ def test_control_c_in_the_middle_of_a_transfer_ends_the_program_in_time(times: i
     assert "KeyboardInterrupt" in errors or running.returncode == -signal.SIGINT
     assert "panicked" not in errors
     assert "FATAL" not in errors
+
+
+@over(NATIVE)
+def test_an_interrupt_while_an_engine_ends_leaves_no_socket_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node("a", settings=QUICK)
+    node.serve(Trust(pins={node.identity.pin: "a"}))
+    core = node.engine._core  # type: ignore[attr-defined]
+
+    class Interrupted:
+        def close(self, timeout_s: float) -> None:
+            core.close(timeout_s)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(node.engine, "_core", Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        node.engine.close()
+    assert node.sock.fileno() == -1
 
 
 HOLD = """

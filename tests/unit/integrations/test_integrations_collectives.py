@@ -233,6 +233,20 @@ def test_a_group_after_its_end_says_so(collectives: Collectives, group: FakeGrou
         collectives.barrier()
 
 
+def test_whoever_waits_for_the_end_of_a_group_hears_of_it_also_where_that_is_interrupted(
+    collectives: Collectives, group: FakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*, timeout_s: float) -> None:
+        raise KeyboardInterrupt
+
+    told: list[str] = []
+    collectives.on_close.append(lambda: told.append("ended"))
+    monkeypatch.setattr(group, "close", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        collectives.close()
+    assert told == ["ended"]
+
+
 def test_abort_tells_the_others_and_leaves(collectives: Collectives, group: FakeGroup) -> None:
     collectives.abort("enough")
     collectives.abort("enough")

@@ -160,3 +160,19 @@ def test_a_rank_that_leaves_after_its_part_is_done_harms_nobody(make_world):
     assert world.groups[0].recv(None, 1).wait(30).tolist() == [0, 1, 2]  # sent before it left
     with pytest.raises(ConnectionLostError, match="has left the group"):
         world.groups[0].recv(None, 1, timeout_s=60.0).wait(30)
+
+
+def test_a_rank_whose_leaving_is_interrupted_has_left_all_the_same(make_world, monkeypatch):
+    world = make_world(2)
+    leaver = world.groups[0]._runtime
+    work = world.groups[1].allreduce(np.ones(10, "f4"), timeout_s=60.0)
+
+    def interrupted(_timeout_s: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(leaver._endpoint.collectives, "drain", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        world.groups[0].close()
+    with pytest.raises(ConnectionLostError, match="it has left the group"):
+        work.wait(30)
+    assert not leaver._loop._thread.is_alive()
