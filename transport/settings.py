@@ -97,7 +97,11 @@ class Settings:
             known = [name for name, engines in CONGESTION.items() if self.engine in engines]
             reason = f"the {self.engine} engine has {', '.join(known)}"
             raise ConfigurationError("HIVE_CONGESTION", self.congestion, reason)
-        if len(self.job.encode()) > JOB_BYTES_MAX:
+        try:
+            fits = len(self.job.encode()) <= JOB_BYTES_MAX
+        except UnicodeEncodeError:  # any bytes may stand in the environment
+            fits = False
+        if not fits:
             raise ConfigurationError("HIVE_JOB", self.job, f"at most {JOB_BYTES_MAX} bytes of UTF-8")
         if 0 < len(self.job_secret) < SECRET_BYTES_MIN:
             reason = f"write at least {SECRET_BYTES_MIN} bytes, as `openssl rand -hex 16` makes them"
@@ -143,7 +147,7 @@ class Settings:
             engine=values.get("HIVE_ENGINE", "") or "auto",
             congestion=values.get("HIVE_CONGESTION", "") or "auto",
             job=values.get("HIVE_JOB", "") or "job",
-            job_secret=values.get("HIVE_JOB_SECRET", "").encode(),
+            job_secret=os.fsencode(values.get("HIVE_JOB_SECRET", "")),
             ca=values.get("HIVE_CA", ""),
             certificate=values.get("HIVE_CERT", ""),
             key=values.get("HIVE_KEY", ""),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -64,6 +65,13 @@ def test_each_variable_is_read_and_documented() -> None:
 def test_a_secret_that_is_set_and_empty_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="it is empty: give it the job's secret"):
         Settings.from_environment({"HIVE_JOB_SECRET": ""})
+
+
+def test_a_secret_may_be_any_bytes_and_a_job_s_name_that_is_no_text_is_named() -> None:
+    secret, name = b"0123456789abcde\xff", b"llm\xff"
+    assert Settings.from_environment({"HIVE_JOB_SECRET": os.fsdecode(secret)}).job_secret == secret
+    with pytest.raises(ConfigurationError, match=r"HIVE_JOB = .*: at most 128 bytes of UTF-8"):
+        Settings.from_environment({"HIVE_JOB": os.fsdecode(name)})
 
 
 def test_addresses_are_told_as_others_read_them() -> None:
