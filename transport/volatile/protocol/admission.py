@@ -64,6 +64,7 @@ class Admission:
         self._read_s: dict[Member, float] = {}
         self._connected: dict[int, set[Member]] = {}
         self._planned_s: float | None = None
+        self._lost: tuple[int, frozenset[Member]] = (0, frozenset())
 
     @property
     def expects_somebody(self) -> bool:
@@ -161,7 +162,10 @@ class Admission:
         late = plan is not None and now_s > plan.give_up_s
         if plan is not None and late and plan.members <= living | self._candidates.keys():
             self._fail(plan.members)
-        self.forget(newest_lost)
+        # Once: one that could not connect to all others has left these connections, lives, and asks again.
+        known = self._lost[1] if self._lost[0] == newest else frozenset()
+        self._lost = newest, frozenset(newest_lost)
+        self.forget(self._lost[1] - known)
         if not self._candidates:
             self._planned_s = None
             return None

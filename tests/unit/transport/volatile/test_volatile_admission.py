@@ -202,3 +202,17 @@ def test_who_has_replaced_the_newest_connections_is_connected_anew() -> None:
         admission.connected(2, one)
     found = admission.next(frozenset(view.members), plan=None, newest=2, newest_lost={B}, now_s=0.0)
     assert found == MakePlan(frozenset({A, B, C})), "views that name other connections let nobody in, again and again"
+
+
+def test_who_could_not_connect_to_all_others_is_connected_anew_when_it_asks_again() -> None:
+    """The first worker reached everybody, and B and C not each other: both have left what the first one made."""
+    admission, view = Admission(), View(1, (A, B), 0, bytes(DIGEST_BYTES))
+    living = frozenset(view.members)
+    admission.hear({1: C}, view, 0.0)
+    admission.plan(2, 0.0)
+    admission.connected(2, A)
+    made = Plan(2, frozenset({A, B, C}), CONNECT_S)
+    assert admission.next(living, plan=made, newest=2, newest_lost={B, C}, now_s=1.0) is None
+    admission.hear({2: C}, view, CONNECT_S + 1.0)
+    found = admission.next(living, plan=made, newest=2, newest_lost={B, C}, now_s=CONNECT_S + 1.0)
+    assert found == MakePlan(frozenset({A, B, C}))
