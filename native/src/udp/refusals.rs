@@ -2,10 +2,10 @@
 //!
 //! The kernel keeps such reports beside what has come (ip(7), IP_RECVERR), and tells whoever sends or reads next of each,
 //! once, in place of doing what was asked: who gets an error from the socket tries again. Anybody can forge a report; only
-//! who has seen the datagram can quote it.
+//! who has seen the datagram can quote it. A firewall on the way reports the same of what it refuses, from its own address.
 
 use std::mem;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use libc::{IP_RECVERR, IPPROTO_IP, IPPROTO_IPV6, IPV6_RECVERR};
@@ -55,7 +55,7 @@ pub fn read(socket: BorrowedFd<'_>, mut take: impl FnMut(Refusal)) {
             iov_base: quoted.as_mut_ptr().cast(),
             iov_len: quoted.len(),
         };
-        let mut of_port = false;
+        let mut refused_by = None;
         // SAFETY: every pointer of the message is to memory that lives until the end of the call, with its length beside
         // it. The kernel writes no more, and says how long the address is.
         let received = unsafe {
@@ -73,38 +73,55 @@ pub fn read(socket: BorrowedFd<'_>, mut take: impl FnMut(Refusal)) {
                     return Err(std::io::Error::last_os_error());
                 }
                 *length = message.msg_namelen;
-                of_port = is_of_port(&message);
+                refused_by = reporter(&message);
                 Ok(count as usize)
             })
         };
         let Ok((count, to)) = received else {
             return; // there are no more
         };
-        if let (true, Some(to)) = (of_port, to.as_socket()) {
+        if let Some(to) = to.as_socket()
+            && refused_by == Some(to.ip().to_canonical())
+        {
             let length = count.min(QUOTED_BYTES);
             take(Refusal { to, quoted, length });
         }
     }
 }
 
+/// Who reports that no process listens at a port; None where it is a report of something else.
+///
 /// # Safety
 /// The kernel has filled the message, with the control messages that its length says.
-unsafe fn is_of_port(message: &libc::msghdr) -> bool {
-    // SAFETY: as promised; the kernel aligns and sizes control messages for these.
+unsafe fn reporter(message: &libc::msghdr) -> Option<IpAddr> {
+    // SAFETY: as promised; the kernel aligns and sizes control messages for these, and behind a report stands the address
+    // of whoever sent it.
     unsafe {
         let mut note = libc::CMSG_FIRSTHDR(message);
         while let Some(header) = note.as_ref() {
-            if matches!(
-                (header.cmsg_level, header.cmsg_type),
-                (IPPROTO_IP, IP_RECVERR) | (IPPROTO_IPV6, IPV6_RECVERR)
-            ) {
-                let report = libc::CMSG_DATA(note).cast::<libc::sock_extended_err>().read_unaligned();
-                return PORT_UNREACHABLE.contains(&(report.ee_origin, report.ee_type, report.ee_code));
+            let of_six = match (header.cmsg_level, header.cmsg_type) {
+                (IPPROTO_IP, IP_RECVERR) => Some(false),
+                (IPPROTO_IPV6, IPV6_RECVERR) => Some(true),
+                _ => None,
+            };
+            if let Some(of_six) = of_six {
+                let report = libc::CMSG_DATA(note).cast::<libc::sock_extended_err>();
+                let said = report.read_unaligned();
+                if !PORT_UNREACHABLE.contains(&(said.ee_origin, said.ee_type, said.ee_code)) {
+                    return None;
+                }
+                return Some(if of_six {
+                    let by = report.add(1).cast::<libc::sockaddr_in6>().read_unaligned();
+                    IpAddr::V6(Ipv6Addr::from(by.sin6_addr.s6_addr)).to_canonical()
+                } else {
+                    let by = report.add(1).cast::<libc::sockaddr_in>().read_unaligned();
+                    IpAddr::V4(Ipv4Addr::from(by.sin_addr.s_addr.to_ne_bytes()))
+                });
             }
             note = libc::CMSG_NXTHDR(message, note);
         }
     }
-    false
+    None
 }
 
 #[cfg(test)]

@@ -89,13 +89,14 @@ def test_a_peer_whose_host_says_that_nobody_listens_is_gone_long_before_it_count
 
 
 @over(("native", "native"))
-@pytest.mark.parametrize("quoted", ["what was sent", "another identifier", "too little"])
-def test_only_who_quotes_what_was_sent_is_believed_that_it_was_refused(quoted: str) -> None:
+@pytest.mark.parametrize("quoted", ["what was sent", "another identifier", "too little", "what was sent, by a router"])
+def test_only_a_host_that_quotes_what_was_sent_is_believed_that_it_was_refused(quoted: str) -> None:
     with relayed(straight, settings=EngineSettings(keep_alive_s=0.2, dead_after_s=1.5)) as (a, _b, up, _, relay):
         a.outcome(a.send(up, b"so that the last datagram has a short header"))
         sent = relay.to_server[:9]
         datagram = {
             "what was sent": sent,
+            "what was sent, by a router": sent,
             "another identifier": sent[:8] + bytes([sent[8] ^ 1]),
             "too little": sent[:8],
         }
@@ -103,6 +104,7 @@ def test_only_who_quotes_what_was_sent_is_believed_that_it_was_refused(quoted: s
         assert relay.client is not None
         refused = port_unreachable(relay.client, relay.address, datagram[quoted])
         with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP) as sender:
+            sender.bind(("127.0.0.2" if "router" in quoted else relay.address[0], 0))
 
             def found_dead() -> ConnectionDown | None:
                 sender.sendto(refused, ("127.0.0.1", 0))
