@@ -6,6 +6,8 @@ import random
 import select
 import socket
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterable
 
 Fate = Callable[[bytes], Iterable[bytes]]
@@ -18,6 +20,9 @@ class Relay:
     def __init__(self, server: tuple[str, int], fate: Fate) -> None:
         self.fate = fate
         self.to_server = b""
+        self.late_s = 0.0
+        """How long what goes to the server waits here; it never becomes less."""
+        self._late: deque[tuple[float, bytes]] = deque()
         self._server = server
         self.client: tuple[str, int] | None = None
         self._front, self._back = (socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2))
@@ -43,6 +48,8 @@ class Relay:
     def _run(self) -> None:
         while not self._closing.is_set():
             ready, _, _ = select.select([self._front, self._back], [], [], 0.05)
+            while self._late and self._late[0][0] <= time.monotonic():
+                self._back.sendto(self._late.popleft()[1], self._server)
             for sock in ready:
                 for _ in range(64):
                     try:
@@ -59,7 +66,9 @@ class Relay:
             self.client = sender
             self.to_server = data
         for out in self.fate(data):
-            if from_client:
+            if from_client and self.late_s:
+                self._late.append((time.monotonic() + self.late_s, out))
+            elif from_client:
                 self._back.sendto(out, self._server)
             elif self.client is not None:
                 self._front.sendto(out, self.client)

@@ -82,7 +82,7 @@ class EngineSettings:
     unexpected_bytes_max: int = 64 * 2**20
     message_bytes_max: int = 2**40
     streams_max: int = 1024
-    keep_alive_s: float = 1.0
+    keep_alive_s: float = 0.5
     dead_after_s: float | None = None
     handshake_timeout_s: float = 10.0
     datagram_bytes: int = 1452

@@ -7,7 +7,7 @@
 //! The driver holds a connection nearly all the time while much is sent, and takes it again before anybody else is awake:
 //! who waits for it on another thread waits for hundreds of milliseconds. So only tasks of its own thread take it. Others
 //! read the driver's last snapshot (`stats`, `remote_address`), and leave commands to it (`close`, `update_keys`,
-//! `move_on`, `set_receive_window`), which runs them when it looks next.
+//! `move_on`, `ping`, `set_receive_window`), which runs them when it looks next.
 //!
 //! A stack that panicked may be in the middle of anything. It is dropped, with all that was lent to it, and never looked
 //! at again: the connection has ended, and the others of the endpoint go on.
@@ -68,6 +68,7 @@ struct PendingCommands {
     receive_window: Option<VarInt>,
     /// This side has another address.
     moved: bool,
+    ping: bool,
     new_keys: bool,
     close: Option<(VarInt, Bytes)>,
 }
@@ -331,6 +332,11 @@ impl Connection {
         self.command(|pending| pending.moved = true);
     }
 
+    /// Say that this side lives.
+    pub fn ping(&self) {
+        self.command(|pending| pending.ping = true);
+    }
+
     pub fn set_receive_window(&self, window: VarInt) {
         self.command(|pending| pending.receive_window = Some(window));
     }
@@ -368,6 +374,9 @@ impl Connection {
             }
             if pending.moved {
                 stack.local_address_changed();
+            }
+            if pending.ping {
+                stack.ping();
             }
             if pending.new_keys {
                 stack.force_key_update();

@@ -164,7 +164,6 @@ pub struct Limits {
     pub first_window_bytes: u32,
     pub streams_max: u32,
     pub datagram_bytes: u16,
-    pub keep_alive: Duration,
     pub idle: Duration,
 }
 
@@ -210,7 +209,6 @@ impl Limits {
             .initial_mtu(DATAGRAM_BYTES_MIN)
             .min_mtu(DATAGRAM_BYTES_MIN)
             .mtu_discovery_config((self.datagram_bytes > DATAGRAM_BYTES_MIN).then_some(discovery))
-            .keep_alive_interval(Some(self.keep_alive))
             .max_idle_timeout(quinn_proto::IdleTimeout::try_from(self.idle).ok())
             .congestion_controller_factory(congestion);
         config

@@ -33,7 +33,6 @@ pub fn transport(settings: &Settings, bulk: bool, measure: &Arc<PathMeasurement>
         first_window_bytes: settings.window_bytes().min(BEFORE_HELLO_BYTES_MAX) as u32,
         streams_max: settings.streams_max,
         datagram_bytes: settings.datagram_bytes,
-        keep_alive: settings.keep_alive,
         // A second line of defence; the tick is the first.
         idle: Duration::from_secs(30).max(2 * settings.dead_after),
     };

@@ -50,6 +50,14 @@ impl PeerSession {
             } else {
                 state.heard_at += held_up; // nobody could have been heard
             }
+            // A peer hears of us after the same time again, however long the way is: who answers only what it hears is
+            // silent for a round trip more, which a full buffer makes seconds.
+            if stats.udp_tx.datagrams != state.datagrams_sent {
+                (state.datagrams_sent, state.sent_at) = (stats.udp_tx.datagrams, now);
+            } else if now.saturating_duration_since(state.sent_at) >= self.context.settings.keep_alive {
+                state.sent_at = now;
+                connection.ping();
+            }
             // Both are known to a tick.
             let refused = connection.refused_at().is_some_and(|at| at + 2 * TICK > state.heard_at);
             (now.saturating_duration_since(state.heard_at), state.dead_after, refused)

@@ -98,6 +98,8 @@ pub(super) struct State {
     pub(super) to_say: Option<mpsc::Receiver<Vec<u8>>>,
     pub(super) frames_heard: u64,
     pub(super) heard_at: Instant,
+    pub(super) datagrams_sent: u64,
+    pub(super) sent_at: Instant,
 }
 
 impl PeerSession {
@@ -128,6 +130,8 @@ impl PeerSession {
             to_say: Some(to_say),
             frames_heard: 0,
             heard_at: Instant::now(),
+            datagrams_sent: 0,
+            sent_at: Instant::now(),
         };
         Arc::new(Self {
             number,

@@ -228,6 +228,25 @@ def test_idle_connections_stay_alive() -> None:
     most_of(lives, lambda alive: alive, windows=4)  # a stall of 1.5 s is a death; without keep-alives each one is
 
 
+@over(("native", "native"))  # the portable engine is more patient
+def test_idle_connections_stay_alive_where_a_full_buffer_delays_by_seconds_and_drops_what_comes() -> None:
+    """As an upload fills a router's: who says something only after a round trip is not heard when that is lost."""
+    settings = EngineSettings(keep_alive_s=0.5, dead_after_s=3.0)
+    lost_s, since_s = 1.2, time.monotonic()
+
+    def dropping(data: bytes) -> list[bytes]:
+        return [data] if int((time.monotonic() - since_s) / lost_s) % 2 == 0 else []
+
+    with relayed(straight, settings=settings) as (a, b, _up, _, relay):
+        since_s = time.monotonic()
+        while (now_s := time.monotonic() - since_s) < 12.0:
+            relay.late_s = min(now_s, 2.0)
+            relay.fate = dropping if now_s > 2.0 else straight
+            time.sleep(0.05)
+        for one in (a, b):
+            assert one.find(ConnectionDown) is None
+
+
 def test_statistics_tell_what_was_moved() -> None:
     with connected() as (a, b, up, _):
         post = b.post("a", None)
