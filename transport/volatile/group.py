@@ -28,7 +28,15 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from types import FrameType, TracebackType
 from typing import TypeVar
 
-from hive_qos.errors import EvictedError, HiveError, MisuseError, PeerError, RegisterLostError, TransportError
+from hive_qos.errors import (
+    ConfigurationError,
+    EvictedError,
+    HiveError,
+    MisuseError,
+    PeerError,
+    RegisterLostError,
+    TransportError,
+)
 from transport.arguments import check_count, check_seconds
 from transport.collectives.reduce_op import ReduceOp
 from transport.group import Group
@@ -86,7 +94,7 @@ class VolatileGroup:
         PeerError: the state cannot be received.
         MisuseError: the name cannot be one.
         RegisterLostError: the register cannot be reached.
-        ConfigurationError: no tape can be written into the folder of the settings.
+        ConfigurationError: no tape can be written into the folder of the settings, or they name a port.
     """
 
     def __init__(
@@ -111,6 +119,9 @@ class VolatileGroup:
             raise MisuseError(f"a member's name has 1 to {NAME_BYTES_MAX} bytes: {name!r}")
         if not isinstance(register, Register):
             raise MisuseError(f'a group joins a register, as torch_register("host:port") makes, not {register!r:.80}')
+        if settings.listen_port:
+            reason = "a volatile group connects anew for each member that joins, at another port: give no port"
+            raise ConfigurationError("HIVE_LISTEN", f"{settings.listen}:{settings.listen_port}", reason)
         if settings.tape:
             require_folder(settings.tape)  # only here: where it is gone later, training goes on
         self._register, self._name, self._settings = register, name, settings

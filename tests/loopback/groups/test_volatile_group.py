@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from volatile_workers import SECRET, Forgetful, Worker, agree, trio, until, works
 
-from hive_qos.errors import HiveError, MisuseError, PeerError, RegisterLostError
+from hive_qos.errors import ConfigurationError, HiveError, MisuseError, PeerError, RegisterLostError
 from transport.group import Group
 from transport.settings import Settings
 from transport.volatile.group import VolatileGroup
@@ -30,6 +30,13 @@ def test_what_is_not_finite_is_not_sent_and_its_member_named(start: Callable[...
     assert "tensor 0 holds nan at 5" in str(members[1].error)
     until(lambda: members[0].step == 2)
     assert [str(one) for one in members[0].met[-1].members] == ["a", "c"]
+
+
+def test_a_port_in_the_settings_is_refused_for_each_mesh_has_another() -> None:
+    register, nothing = Register(MemoryStore(), job="job", secret=SECRET), lambda *_: None
+    settings = Settings(listen="127.0.0.1", listen_port=4242, broker="off")
+    with pytest.raises(ConfigurationError, match="give no port"):
+        VolatileGroup(register, name="a", get_state=bytes, set_state=nothing, apply_result=nothing, settings=settings)
 
 
 def test_a_member_that_computes_wrong_is_named_and_the_others_go_on(
