@@ -15,7 +15,7 @@ import pytest
 from patience import wait_until
 from volatile_workers import SECRET, Forgetful, Worker, agree, trio, until, works
 
-from hive_qos.errors import EvictedError, MisuseError
+from hive_qos.errors import EvictedError, MisuseError, TimedOutError
 from transport.inspection import jobs
 from transport.volatile.control import Control
 from transport.volatile.following import Follower
@@ -159,6 +159,27 @@ def test_who_joins_waits_for_a_register_that_falls_silent_meanwhile(
         store.speaks.set()
     until(lambda: first.allow() or works(second, "a", "b"))
     agree(first, second)
+
+
+def test_who_cannot_connect_to_a_member_hears_why_and_the_members_say_so_once(
+    start: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where a firewall lets TCP pass to the register, and no UDP between the members."""
+    store, tries = MemoryStore(), []
+    first = start("a", store)
+    first.allow()
+    until(lambda: first.step == 1)
+
+    def failing(_: Register, number: int, some: object, me: Member, **named: object) -> Mesh:
+        tries.append(me.name)
+        raise TimedOutError("connecting: nothing from a host", timeout_s=10.0)
+
+    monkeypatch.setattr(Mesh, "connect", failing)
+    with caplog.at_level(logging.WARNING):
+        second = start("b", store, join_timeout_s=6.0)
+        assert "nothing from a host" in str(second.wait())
+    assert tries.count("a") > 1
+    assert caplog.text.count("could not all be connected") == 2, "each of the two says it once"
 
 
 def test_two_processes_of_one_name_train_as_two_members_and_the_newcomer_is_warned(

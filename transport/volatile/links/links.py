@@ -60,6 +60,8 @@ class Links:
         self._beside: list[Mesh] = []  # the newest last, and the one before
         self._plan: Plan | None = None
         self._closed = False
+        self.failure: HiveError | None = None
+        """Why the connections that were begun last could not be made; None as long as they may be."""
         self.learner_is_waited_for = False
         """Nobody makes a step before who learns has what it asks for."""
         self._tags = itertools.count()
@@ -171,7 +173,10 @@ class Links:
         try:
             mesh = self._connected_to(plan.number, plan.members)
         except HiveError as error:
-            _log.warning("members could not all be connected, which is tried again: %s", error)
+            # Who cannot be reached is tried for as long as it asks, each 12 s: said once.
+            again = str(error) == str(self.failure)
+            _log.log(logging.INFO if again else logging.WARNING, "members could not all be connected: %s", error)
+            self.failure = error
             with self._lock:
                 if self._plan is plan:
                     self._plan = replace(plan, give_up_s=min(plan.give_up_s, time.monotonic() + AGAIN_S))
@@ -180,6 +185,7 @@ class Links:
             kept = self._plan is plan and not self._closed
             made = [*self._beside, mesh] if kept else self._beside
             left, self._beside = [*made[:-2], *(() if kept else (mesh,))], made[-2:]
+            self.failure = None
         if kept:
             self._heard(self._me, Connected(plan.number))
         for one in plan.members - {self._me} if kept else ():

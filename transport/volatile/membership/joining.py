@@ -141,9 +141,9 @@ class Newcomer:
             time.sleep(5 * POLL_S)
 
     def _nobody_answers(self, view: View) -> str:
-        register = self.register
-        refused = f"joining: {view.workers[0]}, the first member of job {register.job}, did not admit {self.member}"
-        refused += ": raise join_timeout_s above two rounds"
+        register, failure = self.register, self.links.failure
+        refused = f"joining: {view.workers[0]}, the first member of job {register.job}, did not admit {self.member}: "
+        refused += "raise join_timeout_s above two rounds" if failure is None else str(failure)
         if self.left is not None:
             return refused
         names = ", ".join(one.name for one in view.workers)
