@@ -113,14 +113,14 @@ def test_packets_grow_to_what_the_path_takes() -> None:
         wait_until(lambda: MTU_GROWN < now(a, up).path_mtu_bytes <= MTU_FULL)
 
 
-@over(NATIVE)
+@over(NATIVE, PURE)
 def test_packets_stay_within_a_path_that_swallows_longer_ones() -> None:
     with relayed(narrow) as (a, b, up, _, _relay):
         move(a, b, up)
         assert MTU_LEAST <= now(a, up).path_mtu_bytes <= 1300
 
 
-@over(NATIVE)
+@over(NATIVE, PURE)
 def test_a_path_that_becomes_narrower_without_a_word_is_noticed() -> None:
     with relayed(straight) as (a, b, up, _, relay):
         move(a, b, up)

@@ -258,7 +258,7 @@ class Core(Loop):
         if port.too_long:
             for session in self._sessions:
                 if session.address in port.too_long:
-                    session.shrink(1200)  # what every QUIC path takes (RFC 9000 14)
+                    session.is_narrow = True
             port.too_long.clear()
 
     def _tick(self) -> None:

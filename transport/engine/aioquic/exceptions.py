@@ -27,15 +27,22 @@ from aioquic.quic.events import ConnectionTerminated
 from aioquic.quic.packet_builder import QuicPacketBuilder
 from cryptography.x509 import Certificate
 
+DATAGRAM_BYTES_MIN = 1200
+"""What every QUIC path takes (RFC 9000 14)."""
+
 
 class Cubic(CubicCongestionControl):
-    """CUBIC (RFC 9438), which counts what it is told. `rtt_s_min` is of the path; infinite before the first sample."""
+    """CUBIC (RFC 9438), which counts what it is told. `rtt_s_min` is of the path; infinite before the first sample.
+
+    `large_losses` is how often packets were lost, since the last one came through, that not every path takes.
+    """
 
     def __init__(self, *, max_datagram_size: int) -> None:
         super().__init__(max_datagram_size=max_datagram_size)
         self.rtt_s_min = math.inf
         self.delivered_bytes = 0
         self.lost_packets = 0
+        self.large_losses = 0
 
     def count_on(self, before: Cubic) -> None:
         """Take over the counts of the control before, and what is in flight; nothing of what it learnt."""
@@ -44,11 +51,14 @@ class Cubic(CubicCongestionControl):
 
     def on_packet_acked(self, *, now: float, packet: Any) -> None:
         self.delivered_bytes += packet.sent_bytes
+        if packet.sent_bytes > DATAGRAM_BYTES_MIN:
+            self.large_losses = 0
         super().on_packet_acked(now=now, packet=packet)
 
     def on_packets_lost(self, *, now: float, packets: Iterable[Any]) -> None:
         lost = list(packets)
         self.lost_packets += len(lost)
+        self.large_losses += any(packet.sent_bytes > DATAGRAM_BYTES_MIN for packet in lost)
         super().on_packets_lost(now=now, packets=lost)
 
     def on_rtt_measurement(self, *, now: float, rtt: float) -> None:
@@ -213,8 +223,13 @@ class OpenedConnection(QuicConnection):
         """UDP payload of the largest packets."""
         return self._max_datagram_size
 
+    @property
+    def is_probing(self) -> bool:
+        """Nothing has been acknowledged since a timeout (RFC 9002 6.2)."""
+        return self._loss._pto_count > 0
+
     def shrink(self, datagram_bytes: int) -> None:
-        """Send shorter packets; what was too long counts as lost and is cut anew."""
+        """Send packets of so many bytes at most; what was too long counts as lost and is cut anew."""
         self._max_datagram_size = datagram_bytes
 
     @property
