@@ -111,9 +111,10 @@ def test_collectives_go_on_where_the_address_of_a_host_changes(
         found = [one.end() for one in programs]
     print(f"{change}, {ranks}: the slowest round took {max(one['slowest_s'] for one in found):.2f} s")
     in_b = [host for host, _ in places].index("b")
-    was, now = ({remote[0] for remote in found[in_b][when].values()} for when in ("before", "after"))
+    now = {remote[0] for remote in found[in_b]["after"].values()}
     assert new in now
-    assert not was & now, "on a busy machine the other family's address may have answered first, but never the old one"
+    # On a busy machine an address of the other family may have answered first, before and after.
+    assert (lab["a"].address6 if six else lab["a"].address) not in now
     if len(places) == 2:  # what the mover had dialled has moved; what it had accepted was dialled again
         mover = 1 - in_b
         before = found[mover]["before"]
