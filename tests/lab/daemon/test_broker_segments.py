@@ -1,4 +1,4 @@
-"""The daemon limits the segments of a slow interface, says why, and gives the own limit back."""
+"""The daemon limits the segments of a slow interface, says why, and gives the own limit back however it ends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from broker_host import CONFIGURATION, Broker, broker_in, two_hosts
+from broker_host import COMMAND, CONFIGURATION, Broker, broker_in, two_hosts
 from patience import LIMIT_S, wait_until
 
 from tools.lab import Lab
@@ -55,10 +55,33 @@ def test_a_slow_interface_gets_a_limit_with_its_reason_and_a_stop_gives_it_back(
     assert not list((broker.folder / "state").glob("gso-*"))
 
 
-def test_what_the_operator_set_stays_and_is_said(broker: Broker) -> None:
+def test_a_killed_daemons_limit_is_adopted_by_the_next_which_gives_the_devices_own_back(broker: Broker) -> None:
+    broker.start()
+    broker.end(signal.SIGKILL)
+    assert limit(broker) == 2
+    broker.start()
+    assert "adopted=true" in broker.log
+    assert (limit(broker), shown(broker)) == (2, (2, "gso-piece-time"))
+    assert broker.end(signal.SIGTERM) == 0
+    assert limit(broker) == GSO_SEGMENTS_MAX
+
+
+def test_clear_gives_back_what_a_killed_daemon_set(broker: Broker) -> None:
+    broker.start()
+    broker.end(signal.SIGKILL)
+    broker.host.run([*COMMAND, "clear", "--state-dir", str(broker.folder / "state")])
+    assert limit(broker) == GSO_SEGMENTS_MAX
+
+
+def test_what_the_operator_set_stays_unless_told(broker: Broker) -> None:
     set_limit(broker, 7)
     broker.start()
     assert (limit(broker), shown(broker)) == (7, (7, "gso-not-in-force"))
+    assert broker.end(signal.SIGTERM) == 0
+    assert limit(broker) == 7
+    broker.arguments = ("--take-over",)
+    broker.start()
+    assert (limit(broker), shown(broker)) == (2, (2, "gso-piece-time"))
     assert broker.end(signal.SIGTERM) == 0
     assert limit(broker) == 7
 
