@@ -99,7 +99,7 @@ test-torch: setup ## PyTorch's own distributed tests, its compiler, Lightning, t
 	$(BIN)/python -m pytest tests/torch_suite
 	HIVE_TEST_COMPILER=inductor $(BIN)/python -m pytest tests/loopback/integrations/test_torch_training.py -k compiled
 
-test-torch-oldest: setup ## The integrations' tests on the oldest torch, several GB; OLDEST=--selection for less
+test-torch-oldest: setup ## The integrations' tests on the oldest torch, 1 GB; OLDEST=--selection for less
 	@bash tools/oldest_torch.sh $(BIN)/python $(OLDEST)
 
 GPU_TESTS := test_torch_cuda test_torch_training test_torch_collectives test_torch_compression \
