@@ -3,12 +3,16 @@
 //! A loss lowers the window, to 0.7, only where it is a sign of congestion:
 //! - A queue stands: for a round trip after it, every acknowledgement shows the path's least round trip and `QUEUE_SHARE`
 //!   of it, or more (TCP Veno, Fu and Liew, IEEE JSAC 21(2), 2003). A full buffer drops behind a queue; radio and bad
-//!   cables drop without one. One acknowledgement on time tells a busy host's late wake-up from a queue.
+//!   cables drop without one. One acknowledgement on time tells a busy host's late wake-up from a queue. And half of the
+//!   queue is this connection's own: its window holds so much more than it has delivered in a least round trip. What
+//!   acknowledgements wait for may be the peer's data alone, for both ends of a collective send at once.
 //! - More than `LOSS_SHARE` of a round is lost, queue or not (LossThresh of draft-ietf-ccwg-bbr). A buffer too short to
 //!   show a queue, or a policer, drops so.
 //! - The peer reports ECN marks, or congestion persists (RFC 9002 7.6).
 //!
-//! Slow start ends with the first round that shows a queue.
+//! Slow start ends with the first round that shows a queue. Where `EMPTY_ROUNDS` rounds in turn show none, the window grows
+//! by `EMPTY_SHARE` a round, until one does: CUBIC's own growth takes seconds to fill a path after a cut too many, or
+//! where a busy host's first acknowledgements were late.
 //!
 //! Beside CUBIC, where the buffer holds 0.43 of the path or more, both cut by the same 0.7 at the same losses, so both
 //! have the same share: 1 / 1.43 is what 0.7 leaves of a full path and its queue. A shorter buffer favours this law.
@@ -38,6 +42,13 @@ const WINDOW_PACKETS_INITIAL: f64 = 10.0;
 const WINDOW_PACKETS_MIN: f64 = 2.0;
 /// Of the least round trip. CUBIC's cut to 0.7 changes the round trip by more where a queue stands.
 const QUEUE_SHARE: f64 = 1.0 / 4.0;
+/// Of the connection's own, for a loss to be its congestion: half of `QUEUE_SHARE`.
+const OWN_SHARE: f64 = QUEUE_SHARE / 2.0;
+/// How long what was delivered in a round is remembered: once to twice as long. Newcomers are yielded to after it.
+const RATES_SPAN: Duration = Duration::from_secs(1);
+/// Of the least round trip: less is no queue.
+const EMPTY_SHARE: f64 = 1.0 / 16.0;
+const EMPTY_ROUNDS: u32 = 8;
 /// Below 2 ms of round trip: less is a sender's own burst.
 const QUEUE_S_MIN: f64 = 0.0005;
 /// Longer than others' queue stands without a break.
@@ -60,6 +71,29 @@ impl ControllerFactory for LossTolerantCubicConfig {
 struct Round {
     began: Option<Instant>,
     least_s: Option<f64>,
+    acked: f64,
+}
+
+/// The largest rate of a round, in bytes a second, since `began`, and of the `RATES_SPAN` before.
+#[derive(Clone, Debug, Default)]
+struct Rates {
+    began: Option<Instant>,
+    largest: [f64; 2],
+}
+
+impl Rates {
+    fn add(&mut self, rate: f64, now: Instant) {
+        let began = *self.began.get_or_insert(now);
+        if now.saturating_duration_since(began) > RATES_SPAN {
+            self.largest = [0.0, self.largest[0]];
+            self.began = Some(now);
+        }
+        self.largest[0] = self.largest[0].max(rate);
+    }
+
+    fn largest(&self) -> f64 {
+        self.largest[0].max(self.largest[1])
+    }
 }
 
 /// Losses of a round, or of as many as make `LOSS_PACKETS_MIN`.
@@ -108,6 +142,9 @@ struct LossTolerantCubic {
     least: MinRtt,
     suspicion: Option<Suspicion>,
     round: Round,
+    /// Rounds in turn without a queue.
+    empty_rounds: u32,
+    rates: Rates,
     losses: Losses,
     acks: AckedPackets,
     /// Of those: what makes the window grow.
@@ -130,6 +167,8 @@ impl LossTolerantCubic {
             least: MinRtt::default(),
             suspicion: None,
             round: Round::default(),
+            empty_rounds: 0,
+            rates: Rates::default(),
             losses: Losses::default(),
             acks: AckedPackets::default(),
             growing_bytes: 0.0,
@@ -148,7 +187,7 @@ impl LossTolerantCubic {
         }
     }
 
-    /// Cut where the loss that is suspected came with a queue.
+    /// Cut where the loss that is suspected came with a queue, and one of our own.
     fn judge(&mut self, rtt_s: f64, now: Instant) {
         let least_s = self.least.least_s();
         let Some(suspicion) = &mut self.suspicion else {
@@ -161,7 +200,8 @@ impl LossTolerantCubic {
         }
         let (sent, queue_s) = (suspicion.sent, suspicion.least_s - least_s);
         self.suspicion = None;
-        if queue_s > self.queue_s_max() && !self.answered(sent) {
+        let own_min = (1.0 + OWN_SHARE) * self.rates.largest() * least_s;
+        if queue_s > self.queue_s_max() && self.window_bytes >= own_min && !self.answered(sent) {
             self.cut(now);
         }
     }
@@ -181,11 +221,16 @@ impl LossTolerantCubic {
 
     fn end_round(&mut self, now: Instant) {
         let round = std::mem::take(&mut self.round);
-        if let Some(least_s) = round.least_s {
-            let queue_s = least_s - self.least.least_s();
+        if let (Some(began), Some(round_s)) = (round.began, round.least_s) {
+            let least_s = self.least.least_s();
+            let queue_s = round_s - least_s;
+            let is_empty = queue_s <= QUEUE_S_MIN.max(EMPTY_SHARE * least_s);
+            self.empty_rounds = if is_empty { self.empty_rounds + 1 } else { 0 };
             if self.window_bytes < self.threshold_bytes && queue_s > self.queue_s_max() {
                 self.threshold_bytes = self.window_bytes;
             }
+            let length_s = now.saturating_duration_since(began).as_secs_f64();
+            self.rates.add(round.acked / length_s.max(least_s), now);
         }
         if self.losses.acked + self.losses.lost < LOSS_PACKETS_MIN * self.packet_bytes {
             return;
@@ -207,6 +252,7 @@ impl LossTolerantCubic {
         self.window_bytes = (BETA * window).max(self.window_min());
         self.threshold_bytes = self.window_bytes;
         self.cut_at = Some(now);
+        self.empty_rounds = 0;
         self.epoch = Some(self.epoch_from(window, now));
     }
 
@@ -221,13 +267,18 @@ impl LossTolerantCubic {
         }
     }
 
-    /// Take what was acknowledged: doubled in a round trip in slow start, else by CUBIC.
+    /// Take what was acknowledged: doubled in a round trip in slow start, by `EMPTY_SHARE` on an empty path, else by CUBIC.
     fn grow(&mut self, now: Instant) {
         let acked = std::mem::take(&mut self.growing_bytes);
         let since = self.acked_at.replace(now).unwrap_or(now);
         let first_sent = self.first_sent.take().unwrap_or(now);
         if self.window_bytes < self.threshold_bytes {
             self.window_bytes += acked;
+            return;
+        }
+        if self.empty_rounds >= EMPTY_ROUNDS {
+            self.window_bytes += EMPTY_SHARE * acked;
+            self.epoch = None;
             return;
         }
         let mut epoch = match self.epoch.take() {
@@ -276,6 +327,7 @@ impl Controller for LossTolerantCubic {
         }
         self.grow(now);
         self.losses.acked += acks.bytes as f64;
+        self.round.acked += acks.bytes as f64;
         if let Some(began) = self.round.began
             && self.acked_sent >= Some(began)
         {

@@ -19,6 +19,11 @@ struct Path {
     /// When each packet is acknowledged, or found lost, and when it was sent.
     flight: VecDeque<(f64, f64, bool)>,
     delivered: f64,
+    /// What acknowledgements wait for, behind the peer's own data.
+    behind_s: f64,
+    /// One packet in so many is lost, whatever waits; 0: none.
+    lost_each: u64,
+    sent: u64,
 }
 
 impl Path {
@@ -31,6 +36,9 @@ impl Path {
             free_s: 0.0,
             flight: VecDeque::new(),
             delivered: 0.0,
+            behind_s: 0.0,
+            lost_each: 0,
+            sent: 0,
         }
     }
 
@@ -75,11 +83,13 @@ impl Path {
     }
 
     fn send(&mut self, now: Instant, link: f64) {
-        let lost = self.free_s - self.now_s > BUFFER_S;
+        self.sent += 1;
+        let by_chance = self.lost_each > 0 && self.sent.is_multiple_of(self.lost_each);
+        let lost = self.free_s - self.now_s > BUFFER_S || by_chance;
         if !lost {
             self.free_s = self.free_s.max(self.now_s) + SIZE as f64 / link;
         }
-        let through_s = self.free_s.max(self.now_s) + self.base_s;
+        let through_s = self.free_s.max(self.now_s) + self.base_s + self.behind_s;
         self.flight.push_back((through_s, self.now_s, lost));
         self.control.on_sent(now, SIZE, 0);
     }
@@ -95,7 +105,31 @@ fn a_path_that_falls_to_half_and_comes_back_is_followed_both_ways() {
     }
 }
 
-/// The window, as a multiple of what a cut left, after a second of sending, with pauses in between.
+#[test]
+fn a_loss_while_acknowledgements_wait_behind_the_peers_data_is_not_ours() {
+    let mut path = Path::new();
+    path.run(3.0, LINK);
+    path.lost_each = 200;
+    path.run(2.0, LINK);
+    let before = path.control.window_bytes;
+    path.behind_s = 0.3 * BASE_S;
+    path.run(1.0, LINK);
+    assert!(path.control.window_bytes > 0.99 * before.min(LINK * BASE_S));
+}
+
+#[test]
+fn a_window_that_is_far_too_small_for_an_empty_path_is_not_for_long() {
+    let mut path = Path::new();
+    path.run(1.0, 10.0 * LINK);
+    let now = path.at(path.now_s);
+    path.control.window_bytes = 4.0 * SIZE as f64;
+    path.control.cut(now);
+    path.run(4.0, 10.0 * LINK);
+    let share = path.run(1.0, 10.0 * LINK);
+    assert!(share > 0.95, "{share}");
+}
+
+/// The window, as a multiple of what a cut left, after five round trips of sending, with pauses in between.
 fn grown(pauses: u32) -> f64 {
     let mut path = Path::new();
     path.run(0.25, 100.0 * LINK);
@@ -103,7 +137,7 @@ fn grown(pauses: u32) -> f64 {
     path.control.cut(cut_at);
     let left = path.control.window_bytes;
     for _ in 0..=pauses {
-        path.run(1.0 / f64::from(pauses + 1), 100.0 * LINK);
+        path.run(5.0 * BASE_S / f64::from(pauses + 1), 100.0 * LINK);
         for _ in 0..2000 {
             path.now_s += 0.001;
             path.hear(path.at(path.now_s));
@@ -114,7 +148,7 @@ fn grown(pauses: u32) -> f64 {
 
 #[test]
 fn a_pause_between_two_bursts_is_no_time_to_grow_in() {
-    let (without, with) = (grown(0), grown(3));
+    let (without, with) = (grown(0), grown(1));
     assert!(with < 1.02 * without && without > 1.02, "{with} and {without}");
 }
 

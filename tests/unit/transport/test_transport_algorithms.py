@@ -69,7 +69,7 @@ def plans(draw, name: str, size: int) -> Plan:
     if name == "two_level":
         drawn = draw(st.lists(st.integers(0, 2), min_size=size, max_size=size))
         numbers = {site: number for number, site in enumerate(dict.fromkeys(drawn))}
-        return Plan("two_level", sites=tuple(numbers[site] for site in drawn))
+        return Plan("two_level", sites=tuple(numbers[site] for site in drawn), delegates=draw(st.integers(0, 3)))
     return Plan(name)
 
 
@@ -553,6 +553,15 @@ def test_between_sites_an_all_reduce_carries_what_as_many_ranks_would(sites, cro
     for site in set(sites):
         out = pairs[there == site][:, there != site].sum()
         assert out == pytest.approx(crossing * 4 * elems, rel=0.02)
+
+
+@pytest.mark.parametrize(("delegates", "talking"), [(1, 1), (2, 2), (0, 3)])
+def test_between_two_sites_delegates_alone_talk_to_each_other(delegates, talking):
+    problem = Problem(operation=Operation.ALLREDUCE, rank=0, size=6, item_bytes=4, counts=(144_000,), chunk_bytes=6400)
+    plan = Plan("two_level", sites=(0, 0, 0, 1, 1, 1), delegates=delegates)
+    across = ALGORITHMS[Operation.ALLREDUCE]["two_level"].traffic(problem, plan).pairs[:3, 3:]
+    assert across[:talking, :talking].min() > 0
+    assert across.sum() == across[:talking, :talking].sum() == 4 * 144_000
 
 
 @pytest.mark.parametrize("operation", [Operation.ALLREDUCE, Operation.REDUCE_SCATTER, Operation.ALL_GATHER])

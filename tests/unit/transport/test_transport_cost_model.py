@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from transport.collectives.algorithms.registry import ALGORITHMS
 from transport.collectives.calls import CallContext, allreduce
-from transport.collectives.planning.cost_model import Choice, Network, choose, problem_of
-from transport.collectives.problem import Operation
+from transport.collectives.planning.cost_model import Choice, Network, choose, evaluate, problem_of
+from transport.collectives.problem import Operation, Plan
 from transport.collectives.reduce_op import ReduceOp
 
 MBIT = 1_000_000
@@ -63,6 +63,17 @@ def test_two_sites_send_each_tensor_across_once():
     assert choice.taken.plan.sites == (0, 0, 1, 1)
     assert choice.taken.predicted_s == pytest.approx(8 * 16 * MIB / 100e6, rel=0.05)
     assert predicted(choice)["direct"] == pytest.approx(2 * 8 * 16 * MIB / 100e6, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "rate_mbit", "delegates"), [(4, 100, 1), (8, 100, 1), (16, 100, 2), (8, 1000, 4), (8, 2000, 4)]
+)
+def test_as_few_ranks_of_a_site_talk_to_others_as_their_links_allow(ranks, rate_mbit, delegates):
+    network, problem = two_sites(ranks, rate_mbit=rate_mbit), problem_of("all_reduce", nbytes=16 * MIB, size=ranks)
+    choice = choose(problem, network, forced="two_level")
+    assert choice.taken.plan.delegates == delegates
+    everybody = evaluate(problem, network, Plan("two_level", sites=network.sites))
+    assert choice.taken.predicted_s == pytest.approx(everybody.predicted_s, rel=0.01)
 
 
 def test_means_and_products_of_float16_do_not_go_by_site_for_a_sites_may_be_more_than_it_holds():

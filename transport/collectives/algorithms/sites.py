@@ -17,10 +17,12 @@ class Sites:
     Args:
         of: the site of each rank.
         members: the ranks of each site, in rank order.
+        standing: those of them that take turns to stand for their site, where anybody may.
     """
 
     of: tuple[int, ...]
     members: tuple[tuple[int, ...], ...]
+    standing: tuple[tuple[int, ...], ...]
 
     @classmethod
     def from_plan(cls, plan: Plan, size: int) -> Sites:
@@ -34,7 +36,8 @@ class Sites:
         ]
         if len(plan.sites) != size or not all(members):
             raise ValueError(f"the sites of {size} ranks are numbers from 0 without a gap, not {plan.sites}")
-        return cls(plan.sites, tuple(members))
+        standing = tuple(ranks[: plan.delegates or size] for ranks in members)
+        return cls(plan.sites, tuple(members), standing)
 
     @property
     def count(self) -> int:
@@ -46,6 +49,11 @@ class Sites:
         """Ranks of the largest site."""
         return max(map(len, self.members))
 
+    @property
+    def turns(self) -> int:
+        """How many delegates the site with most of them has."""
+        return max(map(len, self.standing))
+
     def mates(self, rank: int) -> list[int]:
         """The other ranks of a rank's site, beginning after it."""
         members = self.members[self.of[rank]]
@@ -53,12 +61,9 @@ class Sites:
         return [*members[place + 1 :], *members[:place]]
 
     def delegates(self, turn: int) -> list[int]:
-        """One rank of each site, another one at the next turn; after each round others of one site meet others.
-
-        So every pair of ranks carries a part: over a lossy path a connection has its own limit, below the link's.
-        """
-        rounds = turn // self.largest
-        return [members[(turn + site * rounds) % len(members)] for site, members in enumerate(self.members)]
+        """One rank of each site, another one at the next turn; after each round others of one site meet others."""
+        rounds = turn // self.turns
+        return [ranks[(turn + site * rounds) % len(ranks)] for site, ranks in enumerate(self.standing)]
 
     def delegate_for(self, rank: int, site: int, number: int) -> int:
         """Who stands in a site for a chunk of a rank's block, another one for the next; in its own it is itself."""
@@ -69,7 +74,7 @@ class Sites:
 
     def home(self, turn: int) -> int:
         """Whose delegate adds the sites' sums up, of more than two sites."""
-        return turn // self.largest % self.count
+        return turn // self.turns % self.count
 
 
 class Parts:
@@ -92,7 +97,7 @@ class Parts:
 def runs_of(problem: Problem, sites: Sites) -> tuple[tuple[int, int], ...]:
     """Chunks of a tensor, enough of them that all delegates work at the same time."""
     (elems,) = problem.counts
-    per_delegate = max(-(-elems // (sites.largest * PIPELINE_CHUNKS)), problem.small_elems)
+    per_delegate = max(-(-elems // (sites.turns * PIPELINE_CHUNKS)), problem.small_elems)
     return cut_chunks(0, elems, max(min(problem.chunk_elems, per_delegate), 1))
 
 

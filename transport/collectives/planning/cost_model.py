@@ -43,9 +43,11 @@ CODED_BYTES_PER_S = {Codec.BFLOAT16: 8_000_000_000, Codec.INT8: 5_000_000_000, C
 EQUAL_PERCENT = 30
 """Links whose rates differ by no more count as equal: measured rates of equal links differ by as much."""
 
-
 BETTER_PERCENT = 20
 """Less predicted time than the direct algorithm's, for another one to be taken."""
+
+DELEGATE_SPEED = 2
+"""How many times faster than what joins two sites a site's delegates exchange the same with their own site."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,7 @@ class Choice:
                     "bound": one.bound,
                     "weights": list(one.plan.weights),
                     "sites": list(one.plan.sites),
+                    "delegates": one.plan.delegates,
                 }
                 for one in self.candidates
             ],
@@ -201,7 +204,9 @@ def _plan(name: str, problem: Problem, network: Network) -> Plan | None:
             weights = weights or (1,) * network.size
         return Plan(name, weights=weights) if weights else None
     if name == "two_level":  # a site's result is kept in the tensor's dtype
-        return Plan(name, sites=network.sites) if _has_sites(network) and not problem.narrow else None
+        if not _has_sites(network) or problem.narrow:
+            return None
+        return Plan(name, sites=network.sites, delegates=_delegates(network))
     if name == "doubling":  # it copies what it gathers in one go, and the engine's thread sends nothing then
         gathered = sum(problem.receive_counts) or network.size * sum(problem.counts)
         return Plan(name) if gathered <= problem.chunk_elems else None
@@ -211,6 +216,19 @@ def _plan(name: str, problem: Problem, network: Network) -> Plan | None:
 def _has_sites(network: Network) -> bool:
     """Whether some ranks share a link to others; where each has its own, that is the rank's."""
     return 1 < len(network.site_up_bits_per_s) < network.size
+
+
+def _delegates(network: Network) -> int:
+    """As few of each site as are `DELEGATE_SPEED` times faster than what joins the sites.
+
+    Connections side by side share that unequally. The first to be through leaves its part idle, until others have grown.
+    """
+    needed = 1
+    for site, rates in enumerate(zip(network.site_up_bits_per_s, network.site_down_bits_per_s, strict=True)):
+        members = [rank for rank, where in enumerate(network.sites) if where == site]
+        slowest = min(min(network.up_bits_per_s[rank], network.down_bits_per_s[rank]) for rank in members)
+        needed = max(needed, min(-(-DELEGATE_SPEED * len(members) * min(rates) // slowest), len(members)))
+    return needed
 
 
 def evaluate(problem: Problem, network: Network, plan: Plan) -> Candidate:
