@@ -127,6 +127,12 @@ fn random_loss_up_to_one_percent_leaves_the_link_full() {
 }
 
 #[test]
+fn a_buffer_too_short_to_show_a_queue_is_not_overrun_again_and_again() {
+    let got = shares(&[("auto", 0.0)], RTT_S, (MEGABITS, RTT_S / 10.0, 0.0), 2.0, 12.0);
+    assert!(got[0] > 0.75, "{got:?}");
+}
+
+#[test]
 fn more_loss_than_chance_explains_is_congestion_without_a_queue() {
     let got = shares(&[("auto", 0.0)], RTT_S, (MEGABITS, RTT_S, 0.2), 2.0, 8.0);
     assert!(got[0] < 0.4, "{got:?}");

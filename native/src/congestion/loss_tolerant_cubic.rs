@@ -3,16 +3,17 @@
 //! A loss lowers the window, to 0.7, only where it is a sign of congestion:
 //! - A queue stands: for a round trip after it, every acknowledgement shows the path's least round trip and `QUEUE_SHARE`
 //!   of it, or more (TCP Veno, Fu and Liew, IEEE JSAC 21(2), 2003). A full buffer drops behind a queue; radio and bad
-//!   cables drop without one. One acknowledgement on time tells a busy host's late wake-up from a queue. And half of the
-//!   queue is this connection's own: its window holds so much more than it has delivered in a least round trip. What
-//!   acknowledgements wait for may be the peer's data alone, for both ends of a collective send at once.
+//!   cables drop without one. One acknowledgement on time tells a busy host's late wake-up from a queue. And the window
+//!   exceeds, by `OWN_SHARE`, what a least round trip delivered at most in the last second or two. After a cut it does
+//!   not: acknowledgements may wait behind the peer's data alone then, for both ends of a collective send at once.
 //! - More than `LOSS_SHARE` of a round is lost, queue or not (LossThresh of draft-ietf-ccwg-bbr). A buffer too short to
 //!   show a queue, or a policer, drops so.
 //! - The peer reports ECN marks, or congestion persists (RFC 9002 7.6).
 //!
 //! Slow start ends with the first round that shows a queue. Where `EMPTY_ROUNDS` rounds in turn show none, the window grows
 //! by `EMPTY_SHARE` a round, until one does: CUBIC's own growth takes seconds to fill a path after a cut too many, or
-//! where a busy host's first acknowledgements were late.
+//! where a busy host's first acknowledgements were late. It ends below the window that lost too much, for a policer or a
+//! short buffer never shows a queue.
 //!
 //! Beside CUBIC, where the buffer holds 0.43 of the path or more, both cut by the same 0.7 at the same losses, so both
 //! have the same share: 1 / 1.43 is what 0.7 leaves of a full path and its queue. A shorter buffer favours this law.
@@ -42,7 +43,7 @@ const WINDOW_PACKETS_INITIAL: f64 = 10.0;
 const WINDOW_PACKETS_MIN: f64 = 2.0;
 /// Of the least round trip. CUBIC's cut to 0.7 changes the round trip by more where a queue stands.
 const QUEUE_SHARE: f64 = 1.0 / 4.0;
-/// Of the connection's own, for a loss to be its congestion: half of `QUEUE_SHARE`.
+/// Of what a least round trip delivers: less in the window beyond that is no queue of this connection's.
 const OWN_SHARE: f64 = QUEUE_SHARE / 2.0;
 /// How long what was delivered in a round is remembered: once to twice as long. Newcomers are yielded to after it.
 const RATES_SPAN: Duration = Duration::from_secs(1);
@@ -84,8 +85,10 @@ struct Rates {
 impl Rates {
     fn add(&mut self, rate: f64, now: Instant) {
         let began = *self.began.get_or_insert(now);
-        if now.saturating_duration_since(began) > RATES_SPAN {
-            self.largest = [0.0, self.largest[0]];
+        let age = now.saturating_duration_since(began);
+        if age > RATES_SPAN {
+            let is_recent = age <= 2 * RATES_SPAN;
+            self.largest = [0.0, if is_recent { self.largest[0] } else { 0.0 }];
             self.began = Some(now);
         }
         self.largest[0] = self.largest[0].max(rate);
@@ -144,6 +147,8 @@ struct LossTolerantCubic {
     round: Round,
     /// Rounds in turn without a queue.
     empty_rounds: u32,
+    /// The window at which more was lost than chance explains; a larger one that does not forgets it.
+    lossy_window: f64,
     rates: Rates,
     losses: Losses,
     acks: AckedPackets,
@@ -168,6 +173,7 @@ impl LossTolerantCubic {
             suspicion: None,
             round: Round::default(),
             empty_rounds: 0,
+            lossy_window: f64::INFINITY,
             rates: Rates::default(),
             losses: Losses::default(),
             acks: AckedPackets::default(),
@@ -236,7 +242,12 @@ impl LossTolerantCubic {
             return;
         }
         let losses = std::mem::take(&mut self.losses);
-        if losses.many(self.packet_bytes) && losses.sent.is_some_and(|sent| !self.answered(sent)) {
+        if !losses.many(self.packet_bytes) {
+            if self.window_bytes > self.lossy_window {
+                self.lossy_window = f64::INFINITY;
+            }
+        } else if losses.sent.is_some_and(|sent| !self.answered(sent)) {
+            self.lossy_window = self.window_bytes;
             self.cut(now);
         }
     }
@@ -276,7 +287,8 @@ impl LossTolerantCubic {
             self.window_bytes += acked;
             return;
         }
-        if self.empty_rounds >= EMPTY_ROUNDS {
+        let is_below_lossy = self.window_bytes < (1.0 + BETA) / 2.0 * self.lossy_window;
+        if self.empty_rounds >= EMPTY_ROUNDS && is_below_lossy {
             self.window_bytes += EMPTY_SHARE * acked;
             self.epoch = None;
             return;
@@ -327,7 +339,9 @@ impl Controller for LossTolerantCubic {
         }
         self.grow(now);
         self.losses.acked += acks.bytes as f64;
-        self.round.acked += acks.bytes as f64;
+        if self.round.began.is_some() {
+            self.round.acked += acks.bytes as f64;
+        }
         if let Some(began) = self.round.began
             && self.acked_sent >= Some(began)
         {
@@ -347,6 +361,7 @@ impl Controller for LossTolerantCubic {
             self.window_bytes = self.window_min();
             self.epoch = None;
             self.least = MinRtt::default();
+            (self.rates, self.lossy_window) = (Rates::default(), f64::INFINITY);
             // What was lost has been answered, and what is sent from now on has a round of its own.
             (self.suspicion, self.round, self.losses) = (None, Round::default(), Losses::default());
         } else if lost_bytes == 0 {

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from transport.collectives.algorithms.registry import ALGORITHMS
 from transport.collectives.calls import CallContext, allreduce
+from transport.collectives.codecs import Codec
 from transport.collectives.planning.cost_model import Choice, Network, choose, evaluate, problem_of
 from transport.collectives.problem import Operation, Plan
 from transport.collectives.reduce_op import ReduceOp
@@ -66,10 +67,21 @@ def test_two_sites_send_each_tensor_across_once():
 
 
 @pytest.mark.parametrize(
-    ("ranks", "rate_mbit", "delegates"), [(4, 100, 1), (8, 100, 1), (16, 100, 2), (8, 1000, 4), (8, 2000, 4)]
+    ("ranks", "rate_mbit", "codec", "delegates"),
+    [
+        (4, 100, Codec.NONE, 1),
+        (8, 100, Codec.NONE, 1),
+        (16, 100, Codec.NONE, 2),
+        (8, 1000, Codec.NONE, 4),
+        (8, 2000, Codec.NONE, 4),
+        (4, 100, Codec.BFLOAT16, 1),
+        (8, 100, Codec.INT8, 4),
+        (16, 100, Codec.INT4, 8),
+    ],
 )
-def test_as_few_ranks_of_a_site_talk_to_others_as_their_links_allow(ranks, rate_mbit, delegates):
-    network, problem = two_sites(ranks, rate_mbit=rate_mbit), problem_of("all_reduce", nbytes=16 * MIB, size=ranks)
+def test_as_few_ranks_of_a_site_talk_to_others_as_their_links_allow(ranks, rate_mbit, codec, delegates):
+    network = two_sites(ranks, rate_mbit=rate_mbit)
+    problem = problem_of("all_reduce", nbytes=16 * MIB, size=ranks, codec=codec)
     choice = choose(problem, network, forced="two_level")
     assert choice.taken.plan.delegates == delegates
     everybody = evaluate(problem, network, Plan("two_level", sites=network.sites))

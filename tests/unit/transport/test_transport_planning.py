@@ -515,6 +515,13 @@ def test_a_link_that_waits_for_what_leads_to_other_sites_says_nothing_of_itself(
     assert among_themselves.report(frozenset({3})).up_bits_per_s == pytest.approx(202 * MBIT, rel=0.01)
 
 
+def test_who_leaves_what_crosses_between_sites_to_a_delegate_does_not_seem_to_carry_its_former_part():
+    rates, far = LinkRates(), frozenset({2, 3})
+    by_all, by_a_delegate = {1: 50, 2: 25, 3: 25}, {1: 100, 2: 0, 3: 0}
+    carry_to(rates, [{1: 0, 2: 0, 3: 0}] * 2 + [by_all] * 10 + [by_a_delegate] * (WINDOWS_KEPT + WINDOW_SLOTS))
+    assert rates.report(far).far_up_bits_per_s == 0
+
+
 def test_two_ranks_agree_with_their_first_collective_and_not_before(make_world):
     world = make_world(2)
 

@@ -17,7 +17,7 @@ class Sites:
     Args:
         of: the site of each rank.
         members: the ranks of each site, in rank order.
-        standing: those of them that take turns to stand for their site, where anybody may.
+        standing: those of them that talk to other sites in all-reduce, reduce and broadcast.
     """
 
     of: tuple[int, ...]

@@ -206,7 +206,7 @@ def _plan(name: str, problem: Problem, network: Network) -> Plan | None:
     if name == "two_level":  # a site's result is kept in the tensor's dtype
         if not _has_sites(network) or problem.narrow:
             return None
-        return Plan(name, sites=network.sites, delegates=_delegates(network))
+        return Plan(name, sites=network.sites, delegates=_delegates(network, problem))
     if name == "doubling":  # it copies what it gathers in one go, and the engine's thread sends nothing then
         gathered = sum(problem.receive_counts) or network.size * sum(problem.counts)
         return Plan(name) if gathered <= problem.chunk_elems else None
@@ -218,16 +218,18 @@ def _has_sites(network: Network) -> bool:
     return 1 < len(network.site_up_bits_per_s) < network.size
 
 
-def _delegates(network: Network) -> int:
+def _delegates(network: Network, problem: Problem) -> int:
     """As few of each site as are `DELEGATE_SPEED` times faster than what joins the sites.
 
     Connections side by side share that unequally. The first to be through leaves its part idle, until others have grown.
     """
+    plain, sent = problem.chunk_elems * problem.item_bytes, problem.message_bytes(problem.chunk_elems)
     needed = 1
     for site, rates in enumerate(zip(network.site_up_bits_per_s, network.site_down_bits_per_s, strict=True)):
         members = [rank for rank, where in enumerate(network.sites) if where == site]
         slowest = min(min(network.up_bits_per_s[rank], network.down_bits_per_s[rank]) for rank in members)
-        needed = max(needed, min(-(-DELEGATE_SPEED * len(members) * min(rates) // slowest), len(members)))
+        inside, across = DELEGATE_SPEED * len(members) * plain * min(rates), sent * slowest
+        needed = max(needed, min(-(-inside // across), len(members)))
     return needed
 
 

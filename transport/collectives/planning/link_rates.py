@@ -7,7 +7,9 @@ way: what was measured stays until there is more.
 
 Nor does a link say anything of itself that waits for another one. While one peer alone is served, its link may be what
 is slow; while other sites alone are, what leads there may be. Windows like these do not count: a rank with a fast link
-spends most of its time so where one rank is slow, and would be taken for slow itself. Full are windows in which a rank
+spends most of its time so where one rank is slow, and would be taken for slow itself. Of what crosses between sites all
+windows count: there the site's ranks are added up, and who leaves that to others must not seem to carry its former part.
+Full are windows in which a rank
 always had something left to send to several peers: in others it may have waited for others, and what went through says
 only that its link may be faster, which is BBR's rule (draft-ietf-ccwg-bbr). So where one rank of a group has such
 windows, ranks without them are not the slow ones.
@@ -73,8 +75,9 @@ Window: TypeAlias = tuple[Carried, ...]
 
 @dataclass(frozen=True)
 class _Windows:
-    """The last in which a link was busy, and the last full ones of those."""
+    """The last in which something went through all the time, those of them that say how busy the link was, the full ones."""
 
+    continuous: deque[Window] = field(default_factory=lambda: deque(maxlen=WINDOWS_KEPT))
     all: deque[Window] = field(default_factory=lambda: deque(maxlen=WINDOWS_KEPT))
     full: deque[Window] = field(default_factory=lambda: deque(maxlen=WINDOWS_KEPT))
 
@@ -132,7 +135,10 @@ class LinkRates:
         for window, opposite, windows in ((sent, received, self._up), (received, sent, self._down)):
             if len(window) < WINDOW_SLOTS or _rate(window) < ACKNOWLEDGING * _rate(opposite):
                 continue
-            if _is_continuous(window) and (full and window is sent if alone else _is_spread(window)):
+            if not _is_continuous(window) or (alone and not (full and window is sent)):
+                continue
+            windows.continuous.append(window)
+            if alone or _is_spread(window):
                 windows.all.append(window)
                 if full:
                     windows.full.append(window)
@@ -165,8 +171,8 @@ class LinkRates:
         return LinkReport(
             up_bits_per_s=up,
             down_bits_per_s=down,
-            far_up_bits_per_s=_nearly_most([_rate(window, far) for window in self._up.all]),
-            far_down_bits_per_s=_nearly_most([_rate(window, far) for window in self._down.all]),
+            far_up_bits_per_s=_nearly_most([_rate(window, far) for window in self._up.continuous]),
+            far_down_bits_per_s=_nearly_most([_rate(window, far) for window in self._down.continuous]),
             rtt_us=dict(self._rtt_us),
             full=up_full or down_full,
         )
