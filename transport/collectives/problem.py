@@ -91,8 +91,8 @@ class Plan:
         algorithm: a name that `algorithms.registry` knows.
         weights: each rank's part of the reducing, in rank order; () for equal ones, or a small tensor in one piece.
         sites: the site of each rank, in rank order, numbered in order of their first rank; () for one site.
-        delegates: how many ranks of each site, its first ones, take turns to talk to other sites in all-reduce, reduce and
-            broadcast, beside the root; 0 for all of them.
+        delegates: how many ranks of each site, its first ones, take turns to talk to other sites in all-reduce, reduce
+            and broadcast, beside the root; 0 for all of them.
     """
 
     algorithm: str = "direct"

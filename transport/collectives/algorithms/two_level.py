@@ -1,6 +1,6 @@
 """By site: what crosses between two sites crosses once, not once for every rank there.
 
-In each site some ranks take turns as delegates, chunk by chunk. All-reduce: a site's ranks send a chunk to its delegate,
+In each site ranks take turns as delegates, chunk by chunk. All-reduce: a site's ranks send a chunk to its delegate,
 which adds them up; the delegates of the chunk add the sites' sums up and send the result to their sites. Two sites send
 each other their sums, in one latency. Of more, the sites take turns to add up, which is the direct algorithm between
 sites: 2 (S-1)/S M bytes leave each of S sites, where the direct algorithm between n ranks sends up to n/S times that.

@@ -221,7 +221,7 @@ def _has_sites(network: Network) -> bool:
 def _delegates(network: Network, problem: Problem) -> int:
     """As few of each site as are `DELEGATE_SPEED` times faster than what joins the sites.
 
-    Connections side by side share that unequally. The first to be through leaves its part idle, until others have grown.
+    Connections side by side share that unequally. Who is through first leaves its part idle, until others have grown.
     """
     plain, sent = problem.chunk_elems * problem.item_bytes, problem.message_bytes(problem.chunk_elems)
     needed = 1

@@ -7,12 +7,13 @@ way: what was measured stays until there is more.
 
 Nor does a link say anything of itself that waits for another one. While one peer alone is served, its link may be what
 is slow; while other sites alone are, what leads there may be. Windows like these do not count: a rank with a fast link
-spends most of its time so where one rank is slow, and would be taken for slow itself. Of what crosses between sites all
-windows count: there the site's ranks are added up, and who leaves that to others must not seem to carry its former part.
-Full are windows in which a rank
+spends most of its time so where one rank is slow, and would be taken for slow itself. Full are windows in which a rank
 always had something left to send to several peers: in others it may have waited for others, and what went through says
 only that its link may be faster, which is BBR's rule (draft-ietf-ccwg-bbr). So where one rank of a group has such
 windows, ranks without them are not the slow ones.
+
+Of what crosses between sites all windows count. A site's ranks are added up there, and who leaves that to others must
+not seem to carry its former part.
 
 A rank with one peer alone shares one way with it, so that it does not matter whose link is slow. There full windows of
 what is sent count, and no others: with small tensors, or while ranks compute in between, any way would look slow. What
@@ -75,7 +76,7 @@ Window: TypeAlias = tuple[Carried, ...]
 
 @dataclass(frozen=True)
 class _Windows:
-    """The last in which something went through all the time, those of them that say how busy the link was, the full ones."""
+    """The last in which something went through all the time; those of them that say what the link carries; full ones."""
 
     continuous: deque[Window] = field(default_factory=lambda: deque(maxlen=WINDOWS_KEPT))
     all: deque[Window] = field(default_factory=lambda: deque(maxlen=WINDOWS_KEPT))
