@@ -76,7 +76,7 @@ Window: TypeAlias = tuple[Carried, ...]
 
 @dataclass(frozen=True)
 class _Windows:
-    """The last in which something went through all the time; those of them that say what the link carries; full ones."""
+    """The last in which something went through all the time; those that say what the link carries, and full ones."""
 
     continuous: deque[Window] = field(default_factory=lambda: deque(maxlen=WINDOWS_KEPT))
     all: deque[Window] = field(default_factory=lambda: deque(maxlen=WINDOWS_KEPT))
