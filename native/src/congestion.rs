@@ -4,8 +4,8 @@ mod acked_packets;
 mod bbr;
 mod delay_bound;
 mod loss_tolerant_cubic;
-mod min_rtt;
 pub mod path_measurement;
+mod recent_least;
 
 use std::sync::Arc;
 

@@ -22,7 +22,7 @@ use quinn_proto::RttEstimator;
 use quinn_proto::congestion::{Controller, ControllerFactory};
 
 use super::acked_packets::AckedPackets;
-use super::min_rtt::{MIN_RTT_WINDOW, MinRtt};
+use super::recent_least::{MIN_RTT_WINDOW, RecentLeast};
 
 const WINDOW_PACKETS_MIN: f64 = 4.0;
 const WINDOW_PACKETS_INITIAL: f64 = 10.0;
@@ -76,7 +76,7 @@ struct DelayBound {
     packet_bytes: f64,
     window_bytes: f64,
     slow_start: bool,
-    base: MinRtt,
+    base: RecentLeast,
     round: Round,
     drain_until: Option<Instant>,
     drained_at: Option<Instant>,
@@ -90,7 +90,7 @@ impl DelayBound {
             packet_bytes,
             window_bytes: WINDOW_PACKETS_INITIAL * packet_bytes,
             slow_start: true,
-            base: MinRtt::default(),
+            base: RecentLeast::default(),
             round: Round::NEW,
             drain_until: None,
             drained_at: None,
@@ -100,7 +100,7 @@ impl DelayBound {
     }
 
     fn target_s(&self) -> f64 {
-        TARGET_S_MIN.max(self.base.least_s() / 4.0)
+        TARGET_S_MIN.max(self.base.least() / 4.0)
     }
 
     /// Take what an acknowledgement told: the round trip, bytes, and how many of them the application limited.
@@ -136,7 +136,7 @@ impl DelayBound {
         if round.drains {
             return;
         }
-        let queue_s = (round.least_s - self.base.least_s()).max(0.0);
+        let queue_s = (round.least_s - self.base.least()).max(0.0);
         if self.slow_start {
             self.slow_start = queue_s < SLOW_START_TARGETS * self.target_s();
         } else {
@@ -188,7 +188,7 @@ impl Controller for DelayBound {
             return;
         }
         if persistent {
-            (self.base, self.round) = (MinRtt::default(), Round::NEW); // the route may be another one (RFC 9002 5.2)
+            (self.base, self.round) = (RecentLeast::default(), Round::NEW); // the route may be another one (RFC 9002 5.2)
         }
         self.reduced_at = Some(now);
         self.slow_start = false;

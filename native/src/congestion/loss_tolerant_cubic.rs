@@ -31,7 +31,7 @@ use quinn_proto::RttEstimator;
 use quinn_proto::congestion::{Controller, ControllerFactory};
 
 use super::acked_packets::AckedPackets;
-use super::min_rtt::MinRtt;
+use super::recent_least::RecentLeast;
 
 const BETA: f64 = 0.7;
 /// Packets a second cubed.
@@ -73,30 +73,6 @@ struct Round {
     began: Option<Instant>,
     least_s: Option<f64>,
     acked: f64,
-}
-
-/// The largest rate of a round, in bytes a second, since `began`, and of the `RATES_SPAN` before.
-#[derive(Clone, Debug, Default)]
-struct Rates {
-    began: Option<Instant>,
-    largest: [f64; 2],
-}
-
-impl Rates {
-    fn add(&mut self, rate: f64, now: Instant) {
-        let began = *self.began.get_or_insert(now);
-        let age = now.saturating_duration_since(began);
-        if age > RATES_SPAN {
-            let is_recent = age <= 2 * RATES_SPAN;
-            self.largest = [0.0, if is_recent { self.largest[0] } else { 0.0 }];
-            self.began = Some(now);
-        }
-        self.largest[0] = self.largest[0].max(rate);
-    }
-
-    fn largest(&self) -> f64 {
-        self.largest[0].max(self.largest[1])
-    }
 }
 
 /// Losses of a round, or of as many as make `LOSS_PACKETS_MIN`.
@@ -142,14 +118,15 @@ struct LossTolerantCubic {
     epoch: Option<Epoch>,
     /// Packets sent before have been answered by a cut.
     cut_at: Option<Instant>,
-    least: MinRtt,
+    least: RecentLeast,
     suspicion: Option<Suspicion>,
     round: Round,
     /// Rounds in turn without a queue.
     empty_rounds: u32,
     /// The window at which more was lost than chance explains; a larger one that does not forgets it.
     lossy_window: f64,
-    rates: Rates,
+    /// Seconds that the path took for a byte, of each round: the least is its largest rate.
+    byte_s: RecentLeast,
     losses: Losses,
     acks: AckedPackets,
     /// Of those: what makes the window grow.
@@ -169,12 +146,12 @@ impl LossTolerantCubic {
             window_max: 0.0,
             epoch: None,
             cut_at: None,
-            least: MinRtt::default(),
+            least: RecentLeast::default(),
             suspicion: None,
             round: Round::default(),
             empty_rounds: 0,
             lossy_window: f64::INFINITY,
-            rates: Rates::default(),
+            byte_s: RecentLeast::default(),
             losses: Losses::default(),
             acks: AckedPackets::default(),
             growing_bytes: 0.0,
@@ -195,7 +172,7 @@ impl LossTolerantCubic {
 
     /// Cut where the loss that is suspected came with a queue, and one of our own.
     fn judge(&mut self, rtt_s: f64, now: Instant) {
-        let least_s = self.least.least_s();
+        let least_s = self.least.least();
         let Some(suspicion) = &mut self.suspicion else {
             return;
         };
@@ -206,7 +183,7 @@ impl LossTolerantCubic {
         }
         let (sent, queue_s) = (suspicion.sent, suspicion.least_s - least_s);
         self.suspicion = None;
-        let own_min = (1.0 + OWN_SHARE) * self.rates.largest() * least_s;
+        let own_min = (1.0 + OWN_SHARE) * least_s / self.byte_s.least();
         if queue_s > self.queue_s_max() && self.window_bytes >= own_min && !self.answered(sent) {
             self.cut(now);
         }
@@ -214,7 +191,7 @@ impl LossTolerantCubic {
 
     /// The queue from which a loss is congestion.
     fn queue_s_max(&self) -> f64 {
-        QUEUE_S_MIN.max(QUEUE_SHARE * self.least.least_s())
+        QUEUE_S_MIN.max(QUEUE_SHARE * self.least.least())
     }
 
     fn answered(&self, sent: Instant) -> bool {
@@ -228,7 +205,7 @@ impl LossTolerantCubic {
     fn end_round(&mut self, now: Instant) {
         let round = std::mem::take(&mut self.round);
         if let (Some(began), Some(round_s)) = (round.began, round.least_s) {
-            let least_s = self.least.least_s();
+            let least_s = self.least.least();
             let queue_s = round_s - least_s;
             let is_empty = queue_s <= QUEUE_S_MIN.max(EMPTY_SHARE * least_s);
             self.empty_rounds = if is_empty { self.empty_rounds + 1 } else { 0 };
@@ -236,7 +213,7 @@ impl LossTolerantCubic {
                 self.threshold_bytes = self.window_bytes;
             }
             let length_s = now.saturating_duration_since(began).as_secs_f64();
-            self.rates.add(round.acked / length_s.max(least_s), now);
+            self.byte_s.add(length_s.max(least_s) / round.acked, now, RATES_SPAN);
         }
         if self.losses.acked + self.losses.lost < LOSS_PACKETS_MIN * self.packet_bytes {
             return;
@@ -313,7 +290,7 @@ impl LossTolerantCubic {
             self.window_bytes = if cubic(t_s) < epoch.window_reno {
                 window.max(epoch.window_reno)
             } else {
-                let target = cubic(t_s + self.least.least_s()).clamp(window, GROWTH_MAX * window);
+                let target = cubic(t_s + self.least.least()).clamp(window, GROWTH_MAX * window);
                 window + (target - window) * acked / window
             };
         }
@@ -339,13 +316,11 @@ impl Controller for LossTolerantCubic {
         }
         self.grow(now);
         self.losses.acked += acks.bytes as f64;
-        if self.round.began.is_some() {
+        if let Some(began) = self.round.began {
             self.round.acked += acks.bytes as f64;
-        }
-        if let Some(began) = self.round.began
-            && self.acked_sent >= Some(began)
-        {
-            self.end_round(now);
+            if self.acked_sent >= Some(began) {
+                self.end_round(now);
+            }
         }
     }
 
@@ -360,8 +335,8 @@ impl Controller for LossTolerantCubic {
             self.window_max = self.window_bytes;
             self.window_bytes = self.window_min();
             self.epoch = None;
-            self.least = MinRtt::default();
-            (self.rates, self.lossy_window) = (Rates::default(), f64::INFINITY);
+            self.least = RecentLeast::default();
+            (self.byte_s, self.lossy_window) = (RecentLeast::default(), f64::INFINITY);
             // What was lost has been answered, and what is sent from now on has a round of its own.
             (self.suspicion, self.round, self.losses) = (None, Round::default(), Losses::default());
         } else if lost_bytes == 0 {

@@ -9,7 +9,7 @@ use quinn_proto::RttEstimator;
 use quinn_proto::congestion::{Controller, ControllerFactory, ControllerMetrics};
 
 use super::acked_packets::AckedPackets;
-use super::min_rtt::{MIN_RTT_WINDOW, MinRtt};
+use super::recent_least::{MIN_RTT_WINDOW, RecentLeast};
 use crate::runtime::locks::locked;
 
 const RATE_SPAN: Duration = Duration::from_millis(100);
@@ -32,7 +32,7 @@ pub struct PathSample {
 #[derive(Debug)]
 struct State {
     told: PathSample,
-    base: MinRtt,
+    base: RecentLeast,
     span: Option<(Instant, u64)>,
     span_limited: bool,
 }
@@ -83,7 +83,7 @@ impl PathMeasurement {
                 application_limited: true,
                 ecn_ce_reports: 0,
             },
-            base: MinRtt::default(),
+            base: RecentLeast::default(),
             span: None,
             span_limited: true,
         };
@@ -145,7 +145,7 @@ impl DeliveryRate {
 
 impl State {
     fn begin_path(&mut self, window: u64) {
-        self.base = MinRtt::default();
+        self.base = RecentLeast::default();
         (self.told.window, self.told.rtt_min) = (window, Duration::ZERO); // nothing is known of it yet
     }
 
@@ -170,7 +170,7 @@ impl State {
     fn note_rtt(&mut self, rtt_s: f64, now: Instant) {
         self.base.add(rtt_s, now, MIN_RTT_WINDOW);
         self.told.rtt_latest = Duration::from_secs_f64(rtt_s);
-        self.told.rtt_min = Duration::from_secs_f64(self.base.least_s());
+        self.told.rtt_min = Duration::from_secs_f64(self.base.least());
     }
 }
 
