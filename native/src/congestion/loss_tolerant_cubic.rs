@@ -4,7 +4,7 @@
 //! - A queue stands: for a round trip after it, every acknowledgement shows the path's least round trip and `QUEUE_SHARE`
 //!   of it, or more (TCP Veno, Fu and Liew, IEEE JSAC 21(2), 2003). A full buffer drops behind a queue; radio and bad
 //!   cables drop without one. One acknowledgement on time tells a busy host's late wake-up from a queue. And the window
-//!   exceeds, by `OWN_SHARE`, what a least round trip delivered at most in the last second or two. After a cut it does
+//!   exceeds, by `EMPTY_SHARE`, what a least round trip delivered at most in the last second or two. After a cut it does
 //!   not: acknowledgements may wait behind the peer's data alone then, for both ends of a collective send at once.
 //! - More than `LOSS_SHARE` of a round is lost, queue or not (LossThresh of draft-ietf-ccwg-bbr). A buffer too short to
 //!   show a queue, or a policer, drops so.
@@ -43,11 +43,9 @@ const WINDOW_PACKETS_INITIAL: f64 = 10.0;
 const WINDOW_PACKETS_MIN: f64 = 2.0;
 /// Of the least round trip. CUBIC's cut to 0.7 changes the round trip by more where a queue stands.
 const QUEUE_SHARE: f64 = 1.0 / 4.0;
-/// Of what a least round trip delivers: less in the window beyond that is no queue of this connection's.
-const OWN_SHARE: f64 = QUEUE_SHARE / 2.0;
 /// How long what was delivered in a round is remembered: once to twice as long. Newcomers are yielded to after it.
 const RATES_SPAN: Duration = Duration::from_secs(1);
-/// Of the least round trip: less is no queue.
+/// Of the least round trip, and of what it delivers: less is no queue.
 const EMPTY_SHARE: f64 = 1.0 / 16.0;
 const EMPTY_ROUNDS: u32 = 8;
 /// Below 2 ms of round trip: less is a sender's own burst.
@@ -183,7 +181,7 @@ impl LossTolerantCubic {
         }
         let (sent, queue_s) = (suspicion.sent, suspicion.least_s - least_s);
         self.suspicion = None;
-        let own_min = (1.0 + OWN_SHARE) * least_s / self.byte_s.least();
+        let own_min = (1.0 + EMPTY_SHARE) * least_s / self.byte_s.least();
         if queue_s > self.queue_s_max() && self.window_bytes >= own_min && !self.answered(sent) {
             self.cut(now);
         }
