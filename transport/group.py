@@ -455,11 +455,11 @@ class Group:
             A document that JSON can hold: `network`, `forced`, and `collectives`, each with the candidates' predicted
             seconds and the median of what this rank measured; `hive-qos explain-collective --from` shows it.
         """
-        return {"group": self.name, "rank": self.rank, "size": self.size, **self._runtime.explain(self.name)}
+        return {"group": self.name, "rank": self.rank, "size": self.size, **self._runtime.inspection.plans(self.name)}
 
     def describe(self, more: Callable[[], Mapping[str, object]]) -> None:
         """Let this rank say more of itself where `hive-qos job` asks: `more` is called in the transport's thread."""
-        self._runtime.describe_more = more
+        self._runtime.inspection.more = more
 
     def survey(self, want: str = jobs.GROUP, *, limit_s: float = 2.0) -> dict[str, object]:
         """What all ranks of the connected group say of themselves, each within so many seconds: `hive-qos job --json`.
@@ -467,7 +467,7 @@ class Group:
         Args:
             want: another document instead (`transport.inspection.jobs.ask`).
         """
-        return self._runtime.answer(want, limit_s)
+        return self._runtime.inspection.answer(want, limit_s)
 
     def lost_ranks(self) -> dict[int, str]:
         """The ranks of this group that are known to be gone, and why."""

@@ -14,8 +14,6 @@ import itertools
 import logging
 import math
 import os
-import secrets
-import socket
 import threading
 import time
 import weakref
@@ -31,14 +29,12 @@ from transport.collectives.agreements import Request
 from transport.collectives.algorithms.registry import check_name
 from transport.collectives.calls import Call, Heard
 from transport.collectives.in_flight import RETURN_S_MAX, InFlight
-from transport.collectives.membership import Memberships, agreeing_group
+from transport.collectives.membership import Memberships
 from transport.collectives.planning.link_rates import LinkRates, LinkReport, together
 from transport.control_messages import ControlMessages
 from transport.engine.base import ConnectionStatistics, Engine, Event, Priority
 from transport.event_loop import EventLoop
-from transport.inspection import jobs, links
-from transport.inspection.member_socket import MemberSocket
-from transport.inspection.survey import Survey
+from transport.inspection.inspection import Inspection
 from transport.mesh.address_watcher import AddressWatcher
 from transport.mesh.endpoint import Endpoint
 from transport.mesh.one_way_delay import OneWayDelay
@@ -60,8 +56,6 @@ UNCONNECTED_S, SOON_S = 5.0, 20.0
 soon hears it of the error: members of volatile groups try again and again."""
 AGAIN_S = 1.0
 """After periodic work has failed, which it never should."""
-SHOWN_MAX, RANKS_SHOWN_MAX = 16, 64
-"""Operations and groups, and ranks of one, that a rank tells of itself: what somebody reads, and a message carries."""
 _log = logging.getLogger("transport.runtime")
 
 
@@ -83,7 +77,6 @@ class Runtime:
         self._refusal: PeerError | None = None
         self._closed = False
         self._process = os.getpid()
-        self._id = secrets.token_hex(8)
         self._loop = EventLoop(f"{THREAD_NAME}-{rank}", self._tick)
         self._engine: Engine | None = None
         self._endpoint: Endpoint
@@ -93,9 +86,7 @@ class Runtime:
         self._delays: OneWayDelay
         self._broker: BrokerSession | None = None
         self._address_watcher: AddressWatcher | None = None
-        self._survey: Survey
-        self._member_socket: MemberSocket | None = None
-        self.describe_more: Callable[[], Mapping[str, object]] = dict
+        self.inspection: Inspection
 
     @classmethod
     def connect(
@@ -155,7 +146,7 @@ class Runtime:
         _living.add(runtime)
         _leave_at_exit()
         if settings.inspect:
-            runtime._member_socket = MemberSocket(job=settings.job, name=f"rank-{rank}", answer=runtime.answer)
+            runtime.inspection.listen()
         return runtime
 
     def _begin(self, bootstrap: Bootstrap) -> None:
@@ -185,7 +176,21 @@ class Runtime:
             chunk_bytes=self._settings.chunk_bytes,
             report=self._report_links,
         )
-        self._survey = Survey(send=self._endpoint.control, call=self._loop.call, describe=self._describe)
+        self._p2p = P2PEngine(
+            self._endpoint,
+            lambda group, rank: self._groups.by_name[group].ranks.index(rank),
+            self._anybody_left,
+            receive_bytes_max=self._settings.receive_bytes_max,
+        )
+        self.inspection = Inspection(
+            job=self._settings.job,
+            endpoint=self._endpoint,
+            groups=self._groups,
+            in_flight=self._in_flight,
+            p2p=self._p2p,
+            statistics=self.statistics,
+            call=self._loop.call,
+        )
         self._control = ControlMessages(
             endpoint=self._endpoint,
             in_flight=self._in_flight,
@@ -194,14 +199,8 @@ class Runtime:
             on_gone=self._somebody_is_gone,
             on_abort=self._aborted_by,
             on_moved=self._rates.forget,
-            on_taken=lambda *said: self._p2p.taken(*said),
-            survey=self._survey,
-        )
-        self._p2p = P2PEngine(
-            self._endpoint,
-            lambda group, rank: self._groups.by_name[group].ranks.index(rank),
-            self._anybody_left,
-            receive_bytes_max=self._settings.receive_bytes_max,
+            on_taken=self._p2p.taken,
+            survey=self.inspection.survey,
         )
         self._loop.start()
         engine = self._engine = bootstrap.make_engine(self._events)
@@ -410,33 +409,6 @@ class Runtime:
         """To each connected rank, as the engine measured it."""
         return {rank: one.rtt_s for rank, one in self._connections().items()}
 
-    def explain(self, group: str) -> dict[str, object]:
-        """As `Group.explain`."""
-        planner = self._groups.open(group).planner
-        return {} if planner is None else planner.explain()
-
-    def answer(self, want: str, limit_s: float) -> dict[str, object]:
-        """As `jobs.ask`; each rank has so many seconds. From any thread but the loop's."""
-        if want == jobs.PLANS:
-            names = [name for name, one in list(self._groups.by_name.items()) if one.planner and not one.closed]
-            plans = [{"group": name, **self.explain(name)} for name in names[:SHOWN_MAX]]
-            return {"job": self._settings.job, "rank": self.rank, "groups": plans}
-        own = None if self._closed else self._survey.own(limit_s=limit_s)
-        if want != jobs.GROUP:
-            return {"job": self._settings.job, "rank": self.rank, "id": self._id} if own is None else dict(own)
-        if own is None:
-            silent = [{"rank": self.rank, "why": "its transport's thread does not answer"}]
-            return {"job": self._settings.job, "asked": self.rank, "members": [], "silent": silent}
-        others = {one: str(peer.error.reason) if peer.error else "" for one, peer in self._endpoint.peers.peers.items()}
-        found = self._survey.collect([one for one, lost in others.items() if not lost], limit_s=limit_s)
-        silent = [
-            {"rank": one, "why": lost or f"it did not answer within {limit_s:g} s"}
-            for one, lost in others.items()
-            if one not in found
-        ]
-        members = [own, *({**document, "rank": one} for one, document in found.items())]
-        return {"job": self._settings.job, "asked": self.rank, "members": members, "silent": silent}
-
     def close(self, *, timeout_s: float) -> None:
         """Leave: cancel what is under way, say goodbye to everybody, close the engine. Idempotent.
 
@@ -461,8 +433,7 @@ class Runtime:
                 leaving.callback(self._end_engine, self._engine, give_up_s)
                 leaving.callback(self._take_leave, timeout_s / 2)
                 leaving.callback(self._endpoint.collectives.drain, min(timeout_s / 2, DRAIN_S))
-            if self._member_socket is not None:
-                leaving.callback(self._member_socket.close)
+                leaving.callback(self.inspection.close)
 
     def _take_leave(self, timeout_s: float) -> None:
         said = threading.Event()
@@ -477,43 +448,6 @@ class Runtime:
         self._loop.stop(timeout_s=max(give_up_s - time.monotonic(), 0.5))
 
     # In the loop's thread, except `_events`.
-
-    def _describe(self) -> dict[str, object]:
-        """What this rank says of itself, as JSON has it: see `hive-qos job`."""
-        peers, now_s = self._endpoint.peers, time.monotonic()
-        ranked = [(peers.rank_of(number), one) for number, one in self.statistics().items()]
-        connections = [(rank, one) for rank, one in ranked if rank is not None]
-        waits = [
-            {"what": what, **self._calls_of(*key), "for": ranks[:RANKS_SHOWN_MAX], "since_s": round(s, 3)}
-            for key, what, ranks, s in self._in_flight.waits()
-        ]
-        waits += [{"what": what, "for": [rank], "since_s": round(s, 3)} for what, rank, s in self._p2p.waits(now_s)]
-        groups = [(name, one) for name, one in list(self._groups.by_name.items()) if one.planner and not one.closed]
-        idle_s = 0.0 if waits else now_s - self._in_flight.idle_since_s
-        return {
-            "id": self._id,
-            "job": self._settings.job,
-            "host": socket.gethostname(),
-            "pid": self._process,
-            "rank": self.rank,
-            "size": len(peers.peers) + 1,
-            "groups": [{"name": name, "called": one.next_number} for name, one in groups[:SHOWN_MAX]],
-            "waits": sorted(waits, key=lambda one: -float(str(one["since_s"])))[:SHOWN_MAX],
-            "idle_s": round(idle_s, 3),
-            "links": links.rows(connections),
-            **links.totals(connections),
-            "saved_bytes": sum(
-                one.planner.saved_bytes(one.ranks.index(self.rank)) for _, one in groups if one.planner is not None
-            ),
-            **self.describe_more(),
-        }
-
-    def _calls_of(self, group: str, number: int) -> dict[str, object]:
-        """Which call of which group an operation is of: others come to an agreement on links by the same call."""
-        user = self._groups.by_name.get(agreeing_group(group))
-        if user is None:
-            return {"group": group, "number": number}
-        return {"group": agreeing_group(group), "number": user.next_number - 1}
 
     def _events(self, events: Sequence[Event]) -> None:
         """From the engine's thread."""
