@@ -32,7 +32,7 @@ def explain_collective(
         str, typer.Argument(help="all_reduce, broadcast, reduce, reduce_scatter, all_gather or barrier.")
     ] = "all_reduce",
     size: Annotated[
-        str, typer.Option("--bytes", help="What each rank has (all_gather: gives), of float32.")
+        str, typer.Option("--bytes", help="What each rank has (all_gather: gives, reduce_scatter: gets), of float32.")
     ] = "64 MiB",
     ranks: Annotated[int, typer.Option("--ranks", help="How many ranks there are.")] = 4,
     bandwidth: Annotated[
