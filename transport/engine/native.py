@@ -66,7 +66,7 @@ from transport.engine.validation import (
 )
 from transport.identity.credentials import Credentials, Trust
 from transport.wire.cbor import decode_map
-from transport.wire.control_frames import ACK_FREQUENCY, FrameType, HelloKey, encode_frame
+from transport.wire.control_frames import FrameType, HelloKey, encode_frame
 from transport.wire.error_codes import WireCode, WireError
 from transport.wire.header import Header, Kind, MatchKey, encode_header, header_of
 
@@ -152,7 +152,7 @@ class NativeEngine(Engine):
             certificates, key = read_credentials(credentials)
             place = self._core.meeting_place
             said = hello if place is None else {**hello, HelloKey.MEETING_PLACE: place}
-            own = full_hello(said, engine=self.name, settings=self.settings, features=[ACK_FREQUENCY])
+            own = full_hello(said, engine=self.name, settings=self.settings)
             number = next(self._numbers)
             sock.setblocking(False)
             # Known before it is served: somebody may dial at once, and `close` closes whatever was taken until then.

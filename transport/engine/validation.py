@@ -9,7 +9,7 @@ import errno
 import os
 import resource
 import socket
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -131,23 +131,16 @@ def read_credentials(credentials: Credentials) -> tuple[list[x509.Certificate], 
         raise MisuseError(f"credentials cannot be read: {error}") from error
 
 
-def full_hello(
-    said: Mapping[int, object], *, engine: str, settings: EngineSettings, features: Sequence[str] = ()
-) -> dict[int, object]:
-    """The hello of an endpoint: version, engine, its features and limits, and what its caller says, which wins.
+def full_hello(said: Mapping[int, object], *, engine: str, settings: EngineSettings) -> dict[int, object]:
+    """The hello of an endpoint: version, engine, its longest message, and what its caller says, which wins.
 
     Raises:
         MisuseError: it is longer than peers accept, or cannot be written.
     """
     own: dict[int, object] = {
         HelloKey.VERSION: PROTOCOL_VERSION,
-        HelloKey.FEATURES: list(features),
         HelloKey.ENGINE: engine,
-        HelloKey.LIMITS: {
-            int(LimitKey.MESSAGE_BYTES): settings.message_bytes_max,
-            int(LimitKey.STREAMS): settings.streams_max,
-            int(LimitKey.UNEXPECTED_BYTES): settings.unexpected_bytes_max,
-        },
+        HelloKey.LIMITS: {int(LimitKey.MESSAGE_BYTES): settings.message_bytes_max},
     }
     hello = {int(key): value for key, value in {**own, **said}.items()}
     try:

@@ -25,7 +25,6 @@ PROTOCOLS = (ALPN, BROKER_ALPN)
 PROTOCOL_VERSION = 1
 CONTROL_FRAME_BYTES_MAX = 4096
 TEXT_BYTES_MAX = 256
-FEATURES_MAX = 64
 RUN_BYTES_MAX = 64
 
 
@@ -40,7 +39,6 @@ class HelloKey(enum.IntEnum):
     """What a side says of itself. Keys from `APPLICATION_KEY_MIN` on belong to the layer above the engine."""
 
     VERSION = 0
-    FEATURES = 1
     NODE = 2
     ENGINE = 3
     LIMITS = 4
@@ -54,12 +52,8 @@ class LimitKey(enum.IntEnum):
     """Keys of the map under `HelloKey.LIMITS`: what the sender of the hello accepts."""
 
     MESSAGE_BYTES = 0
-    STREAMS = 1
-    UNEXPECTED_BYTES = 2
 
 
-ACK_FREQUENCY = "ack-frequency"
-"""A feature: the sender of the hello takes ACK_FREQUENCY frames (draft-ietf-quic-ack-frequency)."""
 APPLICATION_KEY_MIN = 64
 """The first of them is the sender's rank: several ranks may share a host's certificate, and are counted apart."""
 
@@ -137,9 +131,6 @@ def check_hello(fields: Mapping[int, Any]) -> None:
         raise WireError(WireCode.HELLO_INVALID, "a hello without a version")
     if version != PROTOCOL_VERSION:
         raise WireError(WireCode.VERSION_UNSUPPORTED, f"version {version} of the protocol; {PROTOCOL_VERSION} is known")
-    features = fields.get(HelloKey.FEATURES, [])
-    if type(features) is not list or len(features) > FEATURES_MAX or not all(type(name) is str for name in features):
-        raise WireError(WireCode.HELLO_INVALID, "features is not a list of at most 64 texts")
     for key in (HelloKey.NODE, HelloKey.ENGINE, HelloKey.JOB, HelloKey.MEETING_PLACE):
         text = fields.get(key, "")
         if type(text) is not str or len(text.encode("utf-8", "surrogatepass")) > TEXT_BYTES_MAX:

@@ -22,7 +22,6 @@ NAME_BYTES_MAX = 128
 DIMENSIONS_MAX = 32
 """numpy allows 64 and torch about as many; what people train has at most 6."""
 U64_MAX = 2**64 - 1
-CODEC_RAW = 0
 
 
 class Kind(enum.IntEnum):
@@ -54,8 +53,7 @@ class Header:
             64-bit. `step` is the group's running number of the operation, `bucket` the part within it.
         job: the job's name, at most 128 bytes of UTF-8.
         dtype: a name of `transport.wire.dtypes`, "" for plain bytes.
-        shape: dimensions, at most 32; their product times the dtype's size is `length` unless `codec` is set.
-        codec: 0, raw little-endian bytes. Others are reserved.
+        shape: dimensions, at most 32; their product times the dtype's size is `length`.
         length: payload bytes.
         call: the call that the message is part of, in words on which both sides must agree; at most 128 bytes of UTF-8,
             "" for what needs no agreement.
@@ -69,7 +67,6 @@ class Header:
     tag: int = 0
     dtype: str = ""
     shape: tuple[int, ...] = ()
-    codec: int = 0
     length: int = 0
     call: str = ""
 
@@ -97,14 +94,14 @@ _TYPES: Mapping[type, Mapping[str, type]] = {
         "kind": Kind,
         **dict.fromkeys(("job", "group"), str),
         **dict.fromkeys(("step", "bucket", "tag"), int),
-        **{"dtype": str, "shape": tuple, "codec": int, "length": int, "call": str},
+        **{"dtype": str, "shape": tuple, "length": int, "call": str},
     },
     MatchKey: {"kind": Kind, "group": str, **dict.fromkeys(("step", "bucket", "tag"), int)},
 }
 """In the order of the fields."""
 _TEXT_KEYS = {"job": 1, "group": 2, "call": 14}
 _INT_KEYS = {"step": 4, "bucket": 5, "tag": 7}
-_KIND, _DTYPE, _SHAPE, _CODEC, _LENGTH = 0, 8, 9, 10, 11
+_KIND, _DTYPE, _SHAPE, _LENGTH = 0, 8, 9, 11
 _DEFAULT = Header(kind=Kind.CONTROL)
 
 
@@ -123,8 +120,6 @@ def encode_header(header: Header) -> bytes:
         fields[_DTYPE] = header.dtype
     if header.shape:
         fields[_SHAPE] = list(header.shape)
-    if header.codec:
-        fields[_CODEC] = header.codec
     body = encode_map(fields)
     if len(body) > HEADER_BYTES_MAX:
         raise WireError(WireCode.HEADER_TOO_LARGE, f"a header of {len(body)} bytes; {HEADER_BYTES_MAX} are allowed")
@@ -174,7 +169,6 @@ def decode_header(body: bytes) -> Header:
         **{name: _typed(fields, key, name, int, 0) for name, key in _INT_KEYS.items()},
         dtype=_typed(fields, _DTYPE, "dtype", str, ""),
         shape=tuple(shape),
-        codec=_typed(fields, _CODEC, "codec", int, CODEC_RAW),
         length=_typed(fields, _LENGTH, "length", int),
     )
     check_header(header)
@@ -204,8 +198,6 @@ def check_header(header: Header) -> None:
         WireError: the first bound that it breaks.
     """
     _check_bounds(header, texts=_TEXT_KEYS, integers=(*_INT_KEYS, "length"))
-    if header.codec != CODEC_RAW:
-        raise WireError(WireCode.CODEC_UNKNOWN, f"codec {header.codec} is not defined")
     if len(header.shape) > DIMENSIONS_MAX:
         raise WireError(WireCode.HEADER_INVALID, f"{len(header.shape)} dimensions; {DIMENSIONS_MAX} are allowed")
     if any(not 0 <= size <= U64_MAX for size in header.shape):

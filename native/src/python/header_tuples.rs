@@ -9,7 +9,7 @@ use crate::wire::{self, Header, Key};
 /// A header's fields in the order of `transport.wire.header.Header`; the first is the kind's number.
 pub(super) fn tell_header(py: Python<'_>, header: Header) -> PyResult<Bound<'_, PyTuple>> {
     let key = header.key;
-    let fields: [Bound<'_, PyAny>; 11] = [
+    let fields: [Bound<'_, PyAny>; 10] = [
         key.kind.into_pyobject(py)?.into_any(),
         header.job.into_pyobject(py)?.into_any(),
         key.group.into_pyobject(py)?.into_any(),
@@ -18,7 +18,6 @@ pub(super) fn tell_header(py: Python<'_>, header: Header) -> PyResult<Bound<'_, 
         key.tag.into_pyobject(py)?.into_any(),
         header.dtype.into_pyobject(py)?.into_any(),
         PyTuple::new(py, header.shape)?.into_any(),
-        0u8.into_pyobject(py)?.into_any(), // codec: others than raw are refused
         header.length.into_pyobject(py)?.into_any(),
         header.call.into_pyobject(py)?.into_any(),
     ];
@@ -28,12 +27,11 @@ pub(super) fn tell_header(py: Python<'_>, header: Header) -> PyResult<Bound<'_, 
 /// Write a `transport.wire.header.Header` as a stream begins with one; None where Python's own writer has to.
 #[pyfunction]
 pub fn write_header<'py>(py: Python<'py>, header: &Bound<'py, PyAny>) -> Option<Bound<'py, PyBytes>> {
-    let header = hear_header(header).ok()??;
+    let header = hear_header(header).ok()?;
     wire::encode_header(&header).map(|written| PyBytes::new(py, &written))
 }
 
-/// None where it says something that this engine's headers have no field for.
-fn hear_header(header: &Bound<'_, PyAny>) -> PyResult<Option<Header>> {
+fn hear_header(header: &Bound<'_, PyAny>) -> PyResult<Header> {
     let py = header.py();
     let key = Key {
         kind: header.getattr(intern!(py, "kind"))?.extract()?,
@@ -42,16 +40,14 @@ fn hear_header(header: &Bound<'_, PyAny>) -> PyResult<Option<Header>> {
         bucket: header.getattr(intern!(py, "bucket"))?.extract()?,
         tag: header.getattr(intern!(py, "tag"))?.extract()?,
     };
-    let codec: u64 = header.getattr(intern!(py, "codec"))?.extract()?;
-    let header = Header {
+    Ok(Header {
         key,
         job: header.getattr(intern!(py, "job"))?.extract()?,
         dtype: header.getattr(intern!(py, "dtype"))?.extract()?,
         shape: header.getattr(intern!(py, "shape"))?.extract()?,
         length: header.getattr(intern!(py, "length"))?.extract()?,
         call: header.getattr(intern!(py, "call"))?.extract()?,
-    };
-    Ok((codec == 0).then_some(header))
+    })
 }
 
 /// Read a header as a stream begins with one, for tests that hold this reader against the one in Python.

@@ -13,7 +13,6 @@ pub enum Code {
     DtypeUnknown = 0x14,
     LengthMismatch = 0x15,
     MessageTooLong = 0x16,
-    CodecUnknown = 0x17,
     HelloInvalid = 0x18,
     CertificateMissing = 0x20,
     CertificateUntrusted = 0x21,
@@ -31,7 +30,7 @@ pub enum Code {
     CountedAsGone = 0x43,
 }
 
-const NAMES: [(Code, &str); 25] = [
+const NAMES: [(Code, &str); 24] = [
     (Code::NoError, "NO_ERROR"),
     (Code::Internal, "INTERNAL"),
     (Code::ProtocolViolation, "PROTOCOL_VIOLATION"),
@@ -41,7 +40,6 @@ const NAMES: [(Code, &str); 25] = [
     (Code::DtypeUnknown, "DTYPE_UNKNOWN"),
     (Code::LengthMismatch, "LENGTH_MISMATCH"),
     (Code::MessageTooLong, "MESSAGE_TOO_LONG"),
-    (Code::CodecUnknown, "CODEC_UNKNOWN"),
     (Code::HelloInvalid, "HELLO_INVALID"),
     (Code::CertificateMissing, "CERTIFICATE_MISSING"),
     (Code::CertificateUntrusted, "CERTIFICATE_UNTRUSTED"),

@@ -60,7 +60,6 @@ pub fn decode_header(body: &[u8]) -> Result<Header, Violation> {
     );
     let (step, bucket, tag) = (fields.int(4, "step")?, fields.int(5, "bucket")?, fields.int(7, "tag")?);
     let dtype = fields.text(8, "dtype")?;
-    let codec = fields.int(10, "codec")?;
     let Value::Int(length) = length else {
         return Err(invalid("length is not of type int"));
     };
@@ -77,12 +76,6 @@ pub fn decode_header(body: &[u8]) -> Result<Header, Violation> {
         tag: unsigned(tag, "tag")?,
     };
     let length = unsigned(length, "length")?;
-    if codec != 0 {
-        return Err(Violation::new(
-            Code::CodecUnknown,
-            format!("codec {codec} is not defined"),
-        ));
-    }
     if shape.len() > DIMENSIONS_MAX {
         return Err(invalid(format!(
             "{} dimensions; {DIMENSIONS_MAX} are allowed",

@@ -51,7 +51,6 @@ HEADERS = {
     "no length": (raw_header({0: 2}), WireCode.HEADER_INVALID),
     "unknown kind": (raw_header({0: 99, 11: 0}), WireCode.HEADER_INVALID),
     "unknown dtype": (raw_header({0: 2, 8: "float3", 9: [1], 11: 1}), WireCode.DTYPE_UNKNOWN),
-    "unknown codec": (raw_header({0: 2, 10: 7, 11: 1}), WireCode.CODEC_UNKNOWN),
     "shape against length": (raw_header({0: 2, 8: "float32", 9: [3], 11: 13}), WireCode.LENGTH_MISMATCH),
     "shape that overflows": (raw_header({0: 2, 8: "int8", 9: [2**32, 2**32], 11: 0}), WireCode.LENGTH_MISMATCH),
     "another job than its hello's": (raw_header({0: 2, 1: "other", 11: 0}), WireCode.JOB_MISMATCH),

@@ -96,7 +96,7 @@ def test_the_reader_agrees_with_the_library(value: dict[int, object]) -> None:
 
 
 def test_unknown_keys_are_ignored() -> None:
-    unknown = {3: 1, 6: True, 12: 0.5, 13: b"x", 500: {1: [2]}, -3: "x"}
+    unknown = {3: 1, 6: True, 10: 7, 12: 0.5, 13: b"x", 500: {1: [2]}, -3: "x"}
     assert decode_header(encode_map({0: 1, 11: 0, **unknown})) == Header(kind=Kind.COLLECTIVE)
 
 
@@ -114,7 +114,6 @@ def test_four_levels_of_nesting_are_too_many() -> None:
         ({"tag": 2**64}, WireCode.HEADER_INVALID),
         ({"dtype": "float32", "shape": (2,), "length": 9}, WireCode.LENGTH_MISMATCH),
         ({"dtype": "quux", "length": 1}, WireCode.DTYPE_UNKNOWN),
-        ({"codec": 1}, WireCode.CODEC_UNKNOWN),
         ({"shape": (1,) * 33, "length": 1}, WireCode.HEADER_INVALID),
     ],
 )
@@ -164,8 +163,6 @@ def test_any_control_bytes_are_frames_or_refused(data: bytes) -> None:
         ({}, WireCode.HELLO_INVALID),
         ({0: "1"}, WireCode.HELLO_INVALID),
         ({0: 2}, WireCode.VERSION_UNSUPPORTED),
-        ({0: 1, 1: "all"}, WireCode.HELLO_INVALID),
-        ({0: 1, 1: ["x"] * 65}, WireCode.HELLO_INVALID),
         ({0: 1, 2: "n" * 257}, WireCode.HELLO_INVALID),
         ({0: 1, 4: {0: -1}}, WireCode.HELLO_INVALID),
     ],
