@@ -327,11 +327,6 @@ impl Core {
         py.detach(|| self.engine.context.matcher.held(peer))
     }
 
-    /// Bytes of datagrams that all living connections have received, as of their drivers' last look.
-    fn received_bytes(&self, py: Python<'_>) -> u64 {
-        py.detach(|| self.engine.received_bytes())
-    }
-
     /// A tuple for each connection, its number first, then the fields of `ConnectionStatistics` in their order.
     fn statistics<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
         let snapshot = self.engine.statistics();
@@ -365,17 +360,6 @@ impl Core {
             told.push(PyTuple::new(py, fields)?);
         }
         Ok(told)
-    }
-
-    /// Change this connection's keys now; nothing happens while a change is under way.
-    fn update_keys(&self, py: Python<'_>, number: u64) {
-        py.detach(|| {
-            if let Some(session) = self.engine.session(number)
-                && let Some(connection) = session.connection()
-            {
-                connection.update_keys();
-            }
-        });
     }
 
     fn disconnect(&self, py: Python<'_>, number: u64, code: u64, reason: &str) {

@@ -6,8 +6,8 @@
 //!
 //! The driver holds a connection nearly all the time while much is sent, and takes it again before anybody else is awake:
 //! who waits for it on another thread waits for hundreds of milliseconds. So only tasks of its own thread take it. Others
-//! read the driver's last snapshot (`stats`, `remote_address`), and leave commands to it (`close`, `update_keys`,
-//! `move_on`, `ping`, `set_receive_window`), which runs them when it looks next.
+//! read the driver's last snapshot (`stats`, `remote_address`), and leave commands to it (`close`, `move_on`,
+//! `ping`, `set_receive_window`), which runs them when it looks next.
 //!
 //! A stack that panicked may be in the middle of anything. It is dropped, with all that was lent to it, and never looked
 //! at again: the connection has ended, and the others of the endpoint go on.
@@ -69,7 +69,6 @@ struct PendingCommands {
     /// This side has another address.
     moved: bool,
     ping: bool,
-    new_keys: bool,
     close: Option<(VarInt, Bytes)>,
 }
 
@@ -322,11 +321,6 @@ impl Connection {
         });
     }
 
-    /// Change the keys; nothing happens while a change is under way.
-    pub fn update_keys(&self) {
-        self.command(|pending| pending.new_keys = true);
-    }
-
     /// This side has another address: say something from there.
     pub fn move_on(&self) {
         self.command(|pending| pending.moved = true);
@@ -377,9 +371,6 @@ impl Connection {
             }
             if pending.ping {
                 stack.ping();
-            }
-            if pending.new_keys {
-                stack.force_key_update();
             }
             if let Some((code, reason)) = close {
                 stack.close(Instant::now(), code, reason);

@@ -190,7 +190,7 @@ async fn nobody_on_another_thread_waits_for_a_driver_at_work_and_it_does_all_tha
         threads.spawn(|| {
             endpoint.rebind(next);
             connection.move_on();
-            connection.update_keys();
+            connection.ping();
             connection.close(7u32.into(), b"enough");
             done.send(())
         });

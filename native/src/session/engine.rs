@@ -148,14 +148,6 @@ impl Engine {
         locked(&self.snapshot).clone()
     }
 
-    /// Bytes of datagrams that all living connections have received, as of their drivers' last look.
-    pub fn received_bytes(&self) -> u64 {
-        let sessions = locked(&self.sessions);
-        let connections = sessions.values().filter_map(|session| session.connection());
-        let stats = connections.filter_map(|connection| connection.stats());
-        stats.map(|stats| stats.udp_rx.bytes).sum()
-    }
-
     /// Fail every operation and close every connection.
     pub fn end(&self, code: Code, failure: Failure, say: &str) {
         self.over.store(true, Ordering::SeqCst);
@@ -218,6 +210,7 @@ impl Engine {
         }
         self.context.matcher.clear();
         locked(&self.endpoints).clear();
+        *locked(&self.snapshot) = Arc::default();
         // What is listed here was the last that knew the connections: with these goes what they have of payloads, before
         // its end is told.
         let operations: Vec<u64> = std::mem::take(&mut *locked(&self.sends)).into_keys().collect();
