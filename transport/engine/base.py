@@ -97,9 +97,7 @@ class ConnectionStatistics:
 
     `delivery_rate_bits_per_s` is over the last 100 ms or longer of acknowledged bytes; `application_limited` says that
     the sender had nothing to send in that interval, so that the rate says nothing of the path (BBR's rule).
-    `path_mtu_bytes` is the UDP payload of the largest packets sent now. `ecn_ce_reports` counts the acknowledgements
-    with which the peer said that more of our packets had come marked "congestion experienced" (RFC 3168; the stack does
-    not say how many packets): 0 also on a path that clears the marks, None where the engine does not use them.
+    `path_mtu_bytes` is the UDP payload of the largest packets sent now.
     `shared_sent_bytes` and `shared_received_bytes` are payloads through memory that the peer shares: no network.
     """
 
@@ -110,7 +108,6 @@ class ConnectionStatistics:
     rtt_s_min: float
     rtt_latest_s: float
     congestion_window_bytes: int
-    in_flight_bytes: int
     sent_bytes: int
     received_bytes: int
     delivered_bytes: int
@@ -119,7 +116,6 @@ class ConnectionStatistics:
     delivery_rate_bits_per_s: int
     application_limited: bool
     path_mtu_bytes: int
-    ecn_ce_reports: int | None
     shared_sent_bytes: int = 0
     shared_received_bytes: int = 0
 

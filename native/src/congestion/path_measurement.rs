@@ -25,8 +25,6 @@ pub struct PathSample {
     pub delivered: u64,
     pub rate_bits_per_s: u64,
     pub application_limited: bool,
-    /// Acknowledgements that told of more packets marked "congestion experienced".
-    pub ecn_ce_reports: u64,
 }
 
 #[derive(Debug)]
@@ -81,7 +79,6 @@ impl PathMeasurement {
                 delivered: 0,
                 rate_bits_per_s: 0,
                 application_limited: true,
-                ecn_ce_reports: 0,
             },
             base: RecentLeast::default(),
             span: None,
@@ -276,8 +273,6 @@ impl Controller for Observed {
         }
         let mut state = self.measure.lock();
         state.told.in_flight = state.told.in_flight.saturating_sub(lost_bytes);
-        // A loss is of packets that have bytes: without any, it is the peer's word about marks (RFC 9002 7.1).
-        state.told.ecn_ce_reports += u64::from(lost_bytes == 0);
         self.in_flight = state.told.in_flight;
         state.told.window = self.inner.metrics().congestion_window;
     }

@@ -333,7 +333,7 @@ impl Core {
         let mut told = Vec::with_capacity(snapshot.len());
         for one in snapshot.iter() {
             let measured = &one.measured;
-            let fields: [Bound<'py, PyAny>; 20] = [
+            let fields: [Bound<'py, PyAny>; 18] = [
                 one.number.into_pyobject(py)?.into_any(),
                 (&*one.peer).into_pyobject(py)?.into_any(),
                 (one.remote.ip().to_string(), one.remote.port())
@@ -344,7 +344,6 @@ impl Core {
                 measured.rtt_min.as_secs_f64().into_pyobject(py)?.into_any(),
                 measured.rtt_latest.as_secs_f64().into_pyobject(py)?.into_any(),
                 measured.window.into_pyobject(py)?.into_any(),
-                measured.in_flight.into_pyobject(py)?.into_any(),
                 one.sent_bytes.into_pyobject(py)?.into_any(),
                 one.received_bytes.into_pyobject(py)?.into_any(),
                 measured.delivered.into_pyobject(py)?.into_any(),
@@ -353,7 +352,6 @@ impl Core {
                 measured.rate_bits_per_s.into_pyobject(py)?.into_any(),
                 measured.application_limited.into_pyobject(py)?.to_owned().into_any(),
                 one.path_mtu_bytes.into_pyobject(py)?.into_any(),
-                measured.ecn_ce_reports.into_pyobject(py)?.into_any(),
                 one.shared_sent_bytes.into_pyobject(py)?.into_any(),
                 one.shared_received_bytes.into_pyobject(py)?.into_any(),
             ];

@@ -139,23 +139,21 @@ def test_without_probing_packets_are_as_large_as_the_settings_say() -> None:
 
 
 @over(NATIVE)
-def test_marks_of_congestion_are_reported_and_make_the_sender_slower() -> None:
+def test_marks_of_congestion_make_the_sender_slower() -> None:
     with marked() as (a, b, up, relay):
         move(a, b, up, 4_000_000)
         assert ECT_0 in relay.seen, "it does not say that it understands marks"
-        assert now(a, up).ecn_ce_reports == 0
         before = now(a, up).congestion_window_bytes
         relay.congested = True
-        while (now(a, up).ecn_ce_reports or 0) == 0 or now(a, up).congestion_window_bytes >= before:
+        while now(a, up).congestion_window_bytes >= before / 2:
             move(a, b, up)  # every packet is marked: in the end the window is as small as it gets
 
 
 @over(PURE)
-def test_an_engine_without_marks_says_so() -> None:
+def test_an_engine_without_marks_asks_for_none() -> None:
     with marked() as (a, b, up, relay):
         move(a, b, up)
         assert relay.seen == {0}
-        assert now(a, up).ecn_ce_reports is None
 
 
 @over(NATIVE)

@@ -53,7 +53,7 @@ def begin_to_move(a: Node, b: Node, up: int, size: int, *, tag: int = 0) -> int:
     return a.send(up, bytes(size), tag=tag)
 
 
-def test_a_silent_path_has_in_flight_what_went_and_delivers_nothing_more() -> None:
+def test_a_silent_path_delivers_nothing_more() -> None:
     with relayed(straight, settings=PATIENT) as (a, b, up, _, relay):
         send = begin_to_move(a, b, up, SIZE)
         wait_until(lambda: now(a, up).delivered_bytes > 1_000_000)
@@ -65,12 +65,10 @@ def test_a_silent_path_has_in_flight_what_went_and_delivers_nothing_more() -> No
             return looks[-1].delivered_bytes == looks[-2].delivered_bytes and looks[-1].delivery_rate_bits_per_s == 0
 
         wait_until(stuck, pause_s=0.4)  # a few of their intervals later
-        assert 0 < looks[-1].in_flight_bytes <= looks[-1].sent_bytes
         assert looks[-1].delivered_bytes < SIZE
         relay.fate = straight
         assert isinstance(a.outcome(send), SendDone)
         wait_until(lambda: now(a, up).delivered_bytes >= SIZE, what=lambda: now(a, up))
-        wait_until(lambda: now(a, up).in_flight_bytes < 10_000, what=lambda: now(a, up))
 
 
 def test_an_idle_sender_is_application_limited_and_one_with_a_full_window_is_not() -> None:
@@ -84,8 +82,7 @@ def test_an_idle_sender_is_application_limited_and_one_with_a_full_window_is_not
 
 
 def limited_by_its_window(found: ConnectionStatistics) -> ConnectionStatistics | None:
-    used = found.in_flight_bytes > found.congestion_window_bytes / 2 > 0
-    return found if used and not found.application_limited and found.delivery_rate_bits_per_s > 0 else None
+    return found if not found.application_limited and found.delivery_rate_bits_per_s > 0 else None
 
 
 def test_the_shortest_round_trip_is_no_shorter_than_the_path() -> None:

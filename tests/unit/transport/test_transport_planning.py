@@ -332,7 +332,6 @@ def statistics(*, delivered: int, received: int) -> ConnectionStatistics:
         rtt_s_min=0.01,
         rtt_latest_s=0.02,
         congestion_window_bytes=0,
-        in_flight_bytes=0,
         sent_bytes=delivered,
         received_bytes=received,
         delivered_bytes=delivered,
@@ -341,7 +340,6 @@ def statistics(*, delivered: int, received: int) -> ConnectionStatistics:
         delivery_rate_bits_per_s=0,
         application_limited=False,
         path_mtu_bytes=1200,
-        ecn_ce_reports=None,
     )
 
 

@@ -245,7 +245,6 @@ class Session(OpenedConnection):
             rtt_s_min=min(controller.rtt_s_min, latest_s),
             rtt_latest_s=latest_s,
             congestion_window_bytes=controller.congestion_window,
-            in_flight_bytes=controller.bytes_in_flight,
             sent_bytes=self.datagram_bytes_sent,
             received_bytes=self.datagram_bytes_received,
             delivered_bytes=delivered_bytes,
@@ -254,7 +253,6 @@ class Session(OpenedConnection):
             delivery_rate_bits_per_s=rate_bits_per_s,
             application_limited=application_limited,
             path_mtu_bytes=self.datagram_bytes,
-            ecn_ce_reports=None,
         )
 
     # Inside
