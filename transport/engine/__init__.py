@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from hive_qos.errors import ConfigurationError
 from transport.engine.base import Engine, EngineSettings, Event
@@ -12,15 +11,6 @@ from transport.engine.base import Engine, EngineSettings, Event
 NATIVE_MODULE = "hive_qos_native"
 NAMES = ("auto", "native", "aioquic")
 OnEvents = Callable[[Sequence[Event]], None]
-
-
-class MakeEngine(Protocol):
-    """How an engine is started; `name` is `native` or `aioquic`."""
-
-    @property
-    def name(self) -> str: ...
-
-    def __call__(self, *, settings: EngineSettings, on_events: OnEvents) -> Engine: ...
 
 
 def create_engine(name: str, settings: EngineSettings, on_events: OnEvents) -> Engine:
@@ -37,7 +27,7 @@ def create_engine(name: str, settings: EngineSettings, on_events: OnEvents) -> E
     return find_engine(name)(settings=settings, on_events=on_events)
 
 
-def find_engine(name: str) -> MakeEngine:
+def find_engine(name: str) -> type[Engine]:
     """Load the engine called `name` without starting it.
 
     Raises:
