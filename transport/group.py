@@ -73,6 +73,7 @@ class Group:
         connect_timeout_s: float = 60.0,
         settings: Settings | None = None,
         compression: str = "",
+        is_cancelled: Callable[[], bool] = lambda: False,
     ) -> Group:
         """Publish where this rank listens, find the others, and connect to all of them.
 
@@ -85,6 +86,8 @@ class Group:
             connect_timeout_s: by then every rank must be there.
             settings: addresses, engine and identity; None reads the `HIVE_*` environment.
             compression: of its reductions, see `allreduce`: "bfloat16", "int8", "int4", or "" for none.
+            is_cancelled: asked every half second; then it raises `CancelledError`, or closes what is connected by then.
+                The others are told once they may have read of this rank.
 
         Raises:
             ConfigurationError: a setting cannot work.
@@ -92,31 +95,6 @@ class Group:
             PeerError: a rank's certificate or its rendezvous entry is not good, or it gave up connecting and said why.
             ConnectionLostError: rank 0 has ended, and the rendezvous that it served with it.
         """
-        return cls._connect(
-            rendezvous,
-            rank=rank,
-            world_size=world_size,
-            name=name,
-            timeout_s=timeout_s,
-            connect_timeout_s=connect_timeout_s,
-            settings=settings,
-            compression=compression,
-        )
-
-    @classmethod
-    def _connect(
-        cls,
-        rendezvous: Rendezvous,
-        *,
-        rank: int,
-        world_size: int,
-        name: str,
-        timeout_s: float,
-        connect_timeout_s: float,
-        settings: Settings | None,
-        compression: str,
-        is_cancelled: Callable[[], bool] = lambda: False,
-    ) -> Group:
         from transport.runtime import Runtime
 
         Codec.named(compression)  # before anybody waits for us
@@ -169,7 +147,7 @@ class Group:
         is_cancelled = threading.Event()
         connecting = asyncio.ensure_future(
             asyncio.to_thread(
-                cls._connect,
+                cls.connect,
                 rendezvous,
                 rank=rank,
                 world_size=world_size,
