@@ -150,27 +150,32 @@ def test_a_path_that_takes_less_than_we_send_is_found_out_and_used() -> None:
         assert b.outcome(post).payload == payload
 
 
+RETRY = 0xF0  # RFC 9000 17.2.5
+
+
 class BusySocket(WrappedSocket):
-    """A socket that has no room, once, for an answer to a version of QUIC that nobody knows."""
+    """A socket that has no room, once, for a Retry."""
 
     was_full = False
 
     def sendto(self, data: bytes, address: Any) -> int:
-        if not self.was_full and data[0] & 0x80 and data[1:5] == bytes(4):
+        if not self.was_full and data[0] & 0xF0 == RETRY:
             self.was_full = True
             raise BlockingIOError
         return super().sendto(data, address)
 
 
 @over(("aioquic", "aioquic"))  # as above
-def test_an_answer_that_the_socket_had_no_room_for_holds_nothing_up() -> None:
+def test_an_answer_that_the_socket_had_no_room_for_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
     with connected(wrap=BusySocket) as (a, b, _, up_b), bound_socket("127.0.0.1") as stranger:
-        stranger.sendto(b"\xc0\x1a\x1a\x1a\x1a\x08" + bytes(8) + b"\x08" + bytes(1300), b.address)
+        monkeypatch.setattr("transport.engine.admission.UNPROVED_MAX", 0)
+        first = b"\xc0\0\0\0\x01\x08" + bytes(8) + b"\x08" + bytes(8) + b"\0\x44\xb0" + bytes(1200)
+        stranger.sendto(first, b.address)
         wait_until(lambda: b.sock.was_full)  # type: ignore[attr-defined]
         b.send(up_b, b"hello")
         assert isinstance(a.outcome(a.post("b", None)), Received)
         stranger.settimeout(LIMIT_S)
-        assert stranger.recv(2000)[1:5] == bytes(4)
+        assert stranger.recv(2000)[0] & 0xF0 == RETRY
 
 
 def test_messages_arrive_whole_over_a_path_that_loses_doubles_cuts_and_spoils() -> None:

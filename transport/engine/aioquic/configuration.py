@@ -14,7 +14,6 @@ from aioquic.quic.packet import (
     QuicPacketType,
     QuicProtocolVersion,
     encode_quic_retry,
-    encode_quic_version_negotiation,
     pull_quic_header,
 )
 from aioquic.quic.retry import QuicRetryTokenHandler
@@ -70,27 +69,16 @@ def configuration_of(endpoint: Endpoint, settings: EngineSettings, *, is_client:
     )
 
 
-def read_first_packet(data: bytes) -> QuicHeader | bytes | None:
-    """Look at a long-header packet of no known connection.
-
-    Returns:
-        Its header if it may begin a connection; an answer that names our version if it speaks another; else None.
-    """
+def read_first_packet(data: bytes) -> QuicHeader | None:
+    """The header of a packet of no known connection, if it may begin one: every peer speaks version 1 of QUIC."""
     if len(data) < INITIAL_BYTES_MIN:
         return None
     try:
         header = pull_quic_header(QuicBuffer(data=data), host_cid_length=CID_BYTES)
     except ValueError:
         return None
-    if header.version == QuicProtocolVersion.VERSION_1:
-        return header if header.packet_type == QuicPacketType.INITIAL else None
-    if not header.version:  # a version negotiation, which only clients read
-        return None
-    return encode_quic_version_negotiation(
-        source_cid=header.destination_cid,
-        destination_cid=header.source_cid,
-        supported_versions=[QuicProtocolVersion.VERSION_1],
-    )
+    begins = header.version == QuicProtocolVersion.VERSION_1 and header.packet_type == QuicPacketType.INITIAL
+    return header if begins else None
 
 
 def retry(tokens: QuicRetryTokenHandler, first: QuicHeader, address: Any, *, now_s: float) -> bytes:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from aioquic.quic.events import ConnectionIdIssued, ConnectionIdRetired
-from aioquic.quic.packet import QuicHeader
 from aioquic.quic.retry import QuicRetryTokenHandler
 
 from hive_qos.errors import CancelledError, ConnectionLostError, PeerError, TransportError
@@ -113,9 +112,7 @@ class Core(Loop):
 
     def _accept(self, endpoint: Endpoint, data: bytes, address: Any) -> Session | None:
         first = read_first_packet(data)
-        if isinstance(first, bytes):
-            self._send(endpoint, [(first, address)])
-        if not isinstance(first, QuicHeader):
+        if first is None:
             return None
         began_as = original_cid(self._tokens, first, address, now_s=self._now)
         source = admission.source_of(address[0])
