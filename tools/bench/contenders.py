@@ -74,7 +74,6 @@ LOOPBACK = (
     GLOO,
     IPERF,
     Contender(name="native 8900", kind="engine", engine="native", datagram_bytes=LARGE_BYTES),
-    Contender(name="aioquic 8900", kind="engine", engine="aioquic", datagram_bytes=LARGE_BYTES),
 )
 LAN = (NATIVE, AIOQUIC, GLOO, IPERF)
 LOSS = (

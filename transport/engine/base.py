@@ -71,7 +71,8 @@ class EngineSettings:
         dead_after_s: no acknowledgement for so long means that the peer is dead. None: `DEAD_AFTER_S`, for Python may
             be held up; less where both sides are native and nothing of Python's is in the way.
         handshake_timeout_s: a connection that is not up by then has failed.
-        datagram_bytes: UDP payload of a packet; 1200 passes everywhere, 1452 fits Ethernet without tunnels.
+        datagram_bytes: UDP payload of a packet; 1200 passes everywhere, and is what aioquic sends; 1452 fits Ethernet
+            without tunnels.
         congestion: for gradients, `auto` (CUBIC, which on native tolerates random loss), `cubic`, or, native
             only, `bbr`. Native's bulk endpoints use its delay-bounded controller instead.
         shared_memory: whether messages to peers of this host go through memory that both share; native only, and only

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import random
 import socket
 import struct
@@ -127,29 +126,6 @@ def port_unreachable(sender: tuple[str, int], to: tuple[str, int], datagram: byt
     return struct.pack("!BBHI", 3, 3, ~total & 0xFFFF, 0) + quoted
 
 
-class NarrowSocket(WrappedSocket):
-    """A socket whose path takes 1300 bytes, as behind a tunnel; told by the kernel as EMSGSIZE."""
-
-    def sendto(self, data: bytes, address: Any) -> int:
-        if len(data) > 1300:
-            raise OSError(errno.EMSGSIZE, "Message too long")
-        return super().sendto(data, address)
-
-    def sendmsg(self, pieces: list[bytes], *options: Any) -> int:
-        if max(map(len, pieces)) > 1300:
-            raise OSError(errno.EMSGSIZE, "Message too long")
-        return int(self._sock.sendmsg(pieces, *options))
-
-
-@over(("aioquic", "aioquic"))  # the other engine's socket cannot be wrapped; see test_engine_native
-def test_a_path_that_takes_less_than_we_send_is_found_out_and_used() -> None:
-    with connected(wrap=NarrowSocket) as (a, b, up, _):
-        payload = random.Random(2).randbytes(500_000)
-        post = b.post("a", None)
-        a.send(up, payload)
-        assert b.outcome(post).payload == payload
-
-
 RETRY = 0xF0  # RFC 9000 17.2.5
 
 
@@ -165,7 +141,7 @@ class BusySocket(WrappedSocket):
         return super().sendto(data, address)
 
 
-@over(("aioquic", "aioquic"))  # as above
+@over(("aioquic", "aioquic"))  # the other engine's socket cannot be wrapped; see test_engine_native
 def test_an_answer_that_the_socket_had_no_room_for_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
     with connected(wrap=BusySocket) as (a, b, _, up_b), bound_socket("127.0.0.1") as stranger:
         monkeypatch.setattr("transport.engine.admission.UNPROVED_MAX", 0)

@@ -120,7 +120,7 @@ def test_packets_stay_within_a_path_that_swallows_longer_ones() -> None:
         assert MTU_LEAST <= now(a, up).path_mtu_bytes <= 1300
 
 
-@over(NATIVE, PURE)
+@over(NATIVE)
 def test_a_path_that_becomes_narrower_without_a_word_is_noticed() -> None:
     with relayed(straight) as (a, b, up, _, relay):
         move(a, b, up)
@@ -129,13 +129,6 @@ def test_a_path_that_becomes_narrower_without_a_word_is_noticed() -> None:
         move(a, b, up)
         wait_until(lambda: now(a, up).path_mtu_bytes <= 1300)
         move(a, b, up, 2_000_000)
-
-
-@over(PURE)
-def test_without_probing_packets_are_as_large_as_the_settings_say() -> None:
-    with connected() as (a, b, up, _):
-        move(a, b, up)
-        assert now(a, up).path_mtu_bytes == MTU_FULL
 
 
 @over(NATIVE)

@@ -40,7 +40,6 @@ def configuration(name: str, *, is_client: bool) -> QuicConfiguration:
         congestion_control_algorithm=CONTROLLERS["cubic"],
         max_data=WINDOW,
         max_stream_data=STREAM_WINDOW,
-        max_datagram_size=1400,
         verify_mode=ssl.CERT_NONE,
     )
 
@@ -270,15 +269,6 @@ def test_losses_are_counted(pair: Pair) -> None:
     pair.step(drop=lambda data: len(data) > 1000 and next(lost, False))
     pair.settle()
     assert pair.a.controller.lost_packets == 1
-
-
-def test_packets_become_shorter_and_what_was_too_long_is_cut_anew(pair: Pair) -> None:
-    first = pair.send(15_000, end=True)
-    pair.step(drop=lambda data: len(data) > 1300)
-    pair.a.shrink(1200)
-    assert pair.a.datagram_bytes == 1200
-    pair.settle(seconds=5, drop=lambda data: len(data) > 1300)
-    assert pair.a.is_acked(first)
 
 
 # And nowhere else

@@ -25,8 +25,8 @@ from transport.engine.base import EngineSettings
 from transport.identity.credentials import Trust
 
 CID_BYTES = 8
-INITIAL_BYTES_MIN = 1200
-"""A datagram with a client's first packet is at least so long (RFC 9000 14.1)."""
+DATAGRAM_BYTES = 1200
+"""UDP payload of our packets, and at least of a client's first: every path of QUIC takes it (RFC 9000 14)."""
 STREAM_WINDOW_BYTES = 2**20
 """Credit that every stream begins with: 1 MiB at 80 ms round trip is 100 Mbit/s before the first grant arrives."""
 STREAMS_IN_WINDOW = 16
@@ -63,7 +63,7 @@ def configuration_of(endpoint: Endpoint, settings: EngineSettings, *, is_client:
         ),  # a second line of defence; the engine's tick is the first
         max_data=window,
         max_stream_data=min(STREAM_WINDOW_BYTES, window // STREAMS_IN_WINDOW),
-        max_datagram_size=settings.datagram_bytes,
+        max_datagram_size=DATAGRAM_BYTES,
         supported_versions=[QuicProtocolVersion.VERSION_1],
         verify_mode=ssl.CERT_NONE,  # the chain is judged by transport.identity, on both sides alike
     )
@@ -71,7 +71,7 @@ def configuration_of(endpoint: Endpoint, settings: EngineSettings, *, is_client:
 
 def read_first_packet(data: bytes) -> QuicHeader | None:
     """The header of a packet of no known connection, if it may begin one: every peer speaks version 1 of QUIC."""
-    if len(data) < INITIAL_BYTES_MIN:
+    if len(data) < DATAGRAM_BYTES:
         return None
     try:
         header = pull_quic_header(QuicBuffer(data=data), host_cid_length=CID_BYTES)

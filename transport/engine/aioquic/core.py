@@ -17,7 +17,14 @@ from aioquic.quic.retry import QuicRetryTokenHandler
 
 from hive_qos.errors import CancelledError, ConnectionLostError, PeerError, TransportError
 from transport.engine import admission
-from transport.engine.aioquic.configuration import CID_BYTES, Endpoint, original_cid, read_first_packet, retry
+from transport.engine.aioquic.configuration import (
+    CID_BYTES,
+    DATAGRAM_BYTES,
+    Endpoint,
+    original_cid,
+    read_first_packet,
+    retry,
+)
 from transport.engine.aioquic.event_loop import TICK_S, Loop
 from transport.engine.aioquic.operations import Operations
 from transport.engine.aioquic.receive_streams import code_name
@@ -37,8 +44,8 @@ from transport.wire.control_frames import HelloKey
 from transport.wire.error_codes import WireCode
 
 READ_MAX = 48
-AHEAD_BYTES = 16 * 1452
-"""What may wait in aioquic, ahead of more urgent messages: 5 ms at 40 Mbit/s."""
+AHEAD_BYTES = 16 * DATAGRAM_BYTES
+"""What may wait in aioquic, ahead of more urgent messages: 4 ms at 40 Mbit/s."""
 GOODBYE_S = 0.1
 """What closing waits at most, in all, until full sockets have room for its goodbyes."""
 
@@ -241,7 +248,7 @@ class Core(Loop):
             self._collect(session)
 
     def _send(self, endpoint: Endpoint, datagrams: list[tuple[bytes, Any]]) -> None:
-        """Send, and follow what the socket says: it is full, it has room again, or its path takes less than we send."""
+        """Send, and follow what the socket says: it is full, or it has room again."""
         port = endpoint.port
         waited = bool(port.waiting)
         port.send(datagrams)
@@ -252,11 +259,6 @@ class Core(Loop):
             for session in self._sessions:
                 if session.endpoint is endpoint:
                     session.timer_at = self._now
-        if port.too_long:
-            for session in self._sessions:
-                if session.address in port.too_long:
-                    session.is_narrow = True
-            port.too_long.clear()
 
     def _tick(self) -> None:
         now, settings = self._now, self.settings

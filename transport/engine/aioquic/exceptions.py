@@ -10,7 +10,7 @@ Each has a test in `tests/unit/engine/test_aioquic_exceptions.py` that fails whe
    ends with that, and priorities need that little waits in the stack.
 4. Why and whether the connection ended, before its draining period is over; whether the handshake is confirmed.
 5. Whether a datagram came from the peer: only those may keep a connection alive.
-6. What of the path was measured, with counters that aioquic does not have (`Cubic`); and to send shorter packets.
+6. What of the path was measured, with counters that aioquic does not have (`Cubic`).
 """
 
 from __future__ import annotations
@@ -26,33 +26,23 @@ from aioquic.quic.events import ConnectionTerminated
 from aioquic.quic.packet_builder import QuicPacketBuilder
 from cryptography.x509 import Certificate
 
-DATAGRAM_BYTES_MIN = 1200
-"""What every QUIC path takes (RFC 9000 14)."""
-
 
 class Cubic(CubicCongestionControl):
-    """CUBIC (RFC 9438), which counts what it is told. `rtt_s_min` is of the path; infinite before the first sample.
-
-    `large_losses` is how often packets were lost, since the last one came through, that not every path takes.
-    """
+    """CUBIC (RFC 9438), which counts what it is told. `rtt_s_min` is of the path; infinite before the first sample."""
 
     def __init__(self, *, max_datagram_size: int) -> None:
         super().__init__(max_datagram_size=max_datagram_size)
         self.rtt_s_min = math.inf
         self.delivered_bytes = 0
         self.lost_packets = 0
-        self.large_losses = 0
 
     def on_packet_acked(self, *, now: float, packet: Any) -> None:
         self.delivered_bytes += packet.sent_bytes
-        if packet.sent_bytes > DATAGRAM_BYTES_MIN:
-            self.large_losses = 0
         super().on_packet_acked(now=now, packet=packet)
 
     def on_packets_lost(self, *, now: float, packets: Iterable[Any]) -> None:
         lost = list(packets)
         self.lost_packets += len(lost)
-        self.large_losses += any(packet.sent_bytes > DATAGRAM_BYTES_MIN for packet in lost)
         super().on_packets_lost(now=now, packets=lost)
 
     def on_rtt_measurement(self, *, now: float, rtt: float) -> None:
@@ -210,20 +200,6 @@ class OpenedConnection(QuicConnection):
     def rtt_s(self) -> tuple[float, float]:
         """Smoothed and latest; 0 before the first sample."""
         return self._loss._rtt_smoothed, self._loss._rtt_latest
-
-    @property
-    def datagram_bytes(self) -> int:
-        """UDP payload of the largest packets."""
-        return self._max_datagram_size
-
-    @property
-    def is_probing(self) -> bool:
-        """Nothing has been acknowledged since a timeout (RFC 9002 6.2)."""
-        return self._loss._pto_count > 0
-
-    def shrink(self, datagram_bytes: int) -> None:
-        """Send packets of so many bytes at most; what was too long counts as lost and is cut anew."""
-        self._max_datagram_size = datagram_bytes
 
     @property
     def proved_address(self) -> Any:

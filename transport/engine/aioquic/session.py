@@ -11,8 +11,8 @@ from aioquic.quic.packet import QuicErrorCode
 
 from hive_qos.errors import ConnectionLostError, PeerError, TransportError
 from transport.engine import admission
-from transport.engine.aioquic.configuration import Endpoint, configuration_of
-from transport.engine.aioquic.exceptions import DATAGRAM_BYTES_MIN, OpenedConnection
+from transport.engine.aioquic.configuration import DATAGRAM_BYTES, Endpoint, configuration_of
+from transport.engine.aioquic.exceptions import OpenedConnection
 from transport.engine.aioquic.receive_streams import Incoming, code_name
 from transport.engine.aioquic.send_streams import Outgoing, SendStream
 from transport.engine.base import ConnectionStatistics, EngineSettings
@@ -22,9 +22,6 @@ from transport.wire.error_codes import WireCode, WireError
 
 KEY_PACKETS_MAX = 2**22
 """Keys are changed after so many packets; AES-GCM allows 2^23 (RFC 9001 6.6)."""
-LARGE_LOSSES_MAX = 4
-"""Losses in a row of packets that not every path takes: then they are too long for this one, as behind a tunnel whose
-routers say nothing. A cut link is one loss, seen when it is back."""
 
 
 class Session(OpenedConnection):
@@ -33,7 +30,7 @@ class Session(OpenedConnection):
     `number` is its id once it is up. `peer` is an address until the certificate has been judged. `source`: as whom it
     is counted while it is half open, where others dialled. `proved`: its first packet answered a Retry. `timer_at`:
     when it is to be driven next; None where it waits for room in its socket. `ran_out`: since somebody cleared it there
-    was once nothing more to send. `is_narrow`: its path takes small packets alone.
+    was once nothing more to send.
 
     Args:
         attempt: where this side dials.
@@ -97,7 +94,6 @@ class Session(OpenedConnection):
         self.measured_bytes = 0
         self.datagram_bytes_received = self.datagram_bytes_sent = self.datagrams_sent = 0
         self.ran_out = True
-        self.is_narrow = False
         self.ended = self.silent = False
         self.refused: WireError | None = None
         self.local_error: TransportError | None = None
@@ -187,9 +183,6 @@ class Session(OpenedConnection):
         if self.datagrams_sent - self._keys_at >= KEY_PACKETS_MAX:
             self._keys_at = self.datagrams_sent
             self.request_key_update()
-        self.is_narrow |= self.controller.large_losses >= LARGE_LOSSES_MAX
-        small = self.is_narrow or self.is_probing  # a probe has to come through: what is lost shows by its answer alone
-        self.shrink(DATAGRAM_BYTES_MIN if small else self.configuration.max_datagram_size)
         datagrams = self.datagrams_to_send(now)
         self.datagrams_sent += len(datagrams)
         self.datagram_bytes_sent += sum(len(data) for data, _ in datagrams)
@@ -242,7 +235,7 @@ class Session(OpenedConnection):
             sent_packets=self.datagrams_sent,
             delivery_rate_bits_per_s=rate_bits_per_s,
             application_limited=application_limited,
-            path_mtu_bytes=self.datagram_bytes,
+            path_mtu_bytes=DATAGRAM_BYTES,
         )
 
     # Inside

@@ -23,7 +23,6 @@ class UdpPort:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.waiting: deque[tuple[bytes, Any]] = deque()
-        self.too_long: set[Any] = set()
         sock.setblocking(False)
         if sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) < RECEIVE_BUFFER_BYTES:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
@@ -56,9 +55,6 @@ class UdpPort:
                 self.sock.sendto(data, address)
             except BlockingIOError:
                 return
-            except TypeError:  # an address of the other family, before an endpoint moved
+            except (OSError, TypeError):  # TypeError: an address of the other family, before an endpoint moved
                 pass
-            except OSError as error:
-                if error.errno == errno.EMSGSIZE:
-                    self.too_long.add(address)
             self.waiting.popleft()
