@@ -1,14 +1,19 @@
-"""Connections and sockets of the engine, all of it in the engine's thread; what they carry is `Operations`.
+"""The engine's thread, with its connections and sockets; what they carry is `Operations`.
 
-In a turn of the loop each socket gives up to `READ_MAX` datagrams, then each connection runs its timers and sends
-what its window lets it send of `AHEAD_BYTES`, compute before bulk. So a turn takes a few milliseconds, whatever queues.
+Other threads have it do something by `command`; events go to the caller at the end of a turn. In a turn each socket
+gives up to `READ_MAX` datagrams, then each connection runs its timers and sends what its window lets it send of
+`AHEAD_BYTES`, compute before bulk. So a turn takes a few milliseconds, whatever queues.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import logging
 import selectors
+import socket
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,13 +30,11 @@ from transport.engine.aioquic.configuration import (
     read_first_packet,
     retry,
 )
-from transport.engine.aioquic.event_loop import TICK_S, Loop
 from transport.engine.aioquic.operations import Operations
 from transport.engine.aioquic.receive_streams import code_name
 from transport.engine.aioquic.session import Session
 from transport.engine.aioquic.udp_socket import UdpPort
 from transport.engine.base import (
-    DEAD_AFTER_S,
     Address,
     ConnectionDown,
     ConnectionStatistics,
@@ -46,23 +49,45 @@ from transport.wire.error_codes import WireCode
 READ_MAX = 48
 AHEAD_BYTES = 16 * DATAGRAM_BYTES
 """What may wait in aioquic, ahead of more urgent messages: 4 ms at 40 Mbit/s."""
+TICK_S = 0.1
+"""The thread works at least so often."""
+POLL_S_MIN = 0.001
+"""The kernel waits whole milliseconds; pacing at 1 Gbit/s needs less."""
+HELD_UP_S = 0.5
+"""A turn that took longer was not the network's fault: peers are given that time again before they count as dead."""
 GOODBYE_S = 0.1
 """What closing waits at most, in all, until full sockets have room for its goodbyes."""
 
+_log = logging.getLogger("hive_qos.transport")
 
-class Core(Loop):
-    """Everything that belongs to the engine's thread. Only `command`, `snapshot` and `over` are for others."""
+
+class Core:
+    """Everything that belongs to the engine's thread. Only `command`, `snapshot` and `over` are for others.
+
+    Whatever goes wrong in it fails every operation and connection, with the traceback in the log; it never dies
+    silently.
+    """
 
     def __init__(self, *, settings: EngineSettings, on_events: Callable[[Sequence[Event]], None]) -> None:
-        super().__init__(on_events=on_events)
         self.settings = settings
+        self.on_events = on_events
+        self.over = False
         self.snapshot: dict[int, ConnectionStatistics] = {}
         self._numbers = itertools.count(1)
         self._endpoints: dict[int, Endpoint] = {}
         self._sessions: list[Session] = []
         self._by_number: dict[int, Session] = {}
         self._by_cid: dict[bytes, Session] = {}
+        self._commands: deque[Callable[[], None]] = deque()
+        self._events: list[Event] = []
+        self._finishing = False
+        self._now = time.monotonic()
         self._ticked_at = 0.0
+        self._wake_read, self._wake_write = socket.socketpair()
+        for end in (self._wake_read, self._wake_write):
+            end.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._tokens = QuicRetryTokenHandler()
         self.operations = Operations(
             store_bytes_max=settings.unexpected_bytes_max,
@@ -71,18 +96,72 @@ class Core(Loop):
             clock=lambda: self._now,
         )
 
+    # The thread
+
+    def command(self, action: Callable[[], None]) -> bool:
+        """Have the thread do something; from any thread. False where it has ended meanwhile: it will never be done."""
+        self._commands.append(action)
+        if self.over:
+            # The thread takes all that came before `over` could be seen; of what came since, nobody knows but us.
+            try:
+                self._commands.remove(action)
+            except ValueError:
+                return True  # taken all the same
+            return False
+        with contextlib.suppress(OSError):  # full: it wakes anyway; closed: the engine has ended, and has taken this
+            self._wake_write.send(b"\0")
+        return True
+
+    def finish(self) -> None:
+        """End the thread after this turn."""
+        self._finishing = True
+
     def close_descriptors(self) -> None:
-        for endpoint in self._endpoints.values():
-            endpoint.port.sock.close()
-        super().close_descriptors()
+        """Close what is open, without a word to anybody: at the end, and in a forked child."""
+        self._selector.close()
+        for sock in (self._wake_read, self._wake_write, *(one.port.sock for one in self._endpoints.values())):
+            sock.close()
 
-    # The loop's hooks
+    def run(self) -> None:
+        """The thread."""
+        try:
+            while not self._finishing:
+                self._turn()
+            self._obey()
+            self._say_goodbye()
+            error: TransportError = CancelledError("the engine was closed here")
+        except Exception as failure:  # noqa: BLE001 - whatever it is, every operation has to end and the log has to say why
+            _log.exception("the transport engine failed; all its connections are lost")
+            error = ConnectionLostError("everybody", f"the engine of this process failed: {failure!r}")
+        self.over = True
+        # What was asked for until now has its end, too. From here on `command` refuses.
+        while self._commands:
+            try:
+                self._obey()
+            except Exception:  # noqa: BLE001 - of an engine that failed: the next may still be done
+                _log.exception("what was asked of the transport engine at its end failed")
+        self._fail_everything(error)
+        self._hand_over()
+        self.close_descriptors()
 
-    def _work(self, ready: Sequence[tuple[Endpoint, int]], lost_s: float) -> None:
-        for session in self._sessions if lost_s else ():
-            session.heard_at += lost_s
-            session.started_at += lost_s
+    def _turn(self) -> None:
+        due = [session.timer_at for session in self._sessions if session.timer_at is not None]
+        next_at = min([self._ticked_at + TICK_S, *due])
+        wait_s = 0.0 if self._commands else max(0.0, next_at - time.monotonic())
+        if 0 < wait_s < POLL_S_MIN:
+            time.sleep(wait_s)
+            wait_s = 0.0
+        ready = [(key.data, mask) for key, mask in self._selector.select(wait_s)]
+        before, self._now = self._now, time.monotonic()
+        took_s = self._now - before
+        for session in self._sessions if took_s > HELD_UP_S + TICK_S else ():
+            session.heard_at += took_s
+            session.started_at += took_s
+        self._obey()  # before reading: what the caller said first counts first
         for endpoint, mask in ready:
+            if endpoint is None:
+                self._wake_read.recv(4096)
+                continue
             if mask & selectors.EVENT_WRITE:
                 self._send(endpoint, [])
             if mask & selectors.EVENT_READ:
@@ -91,10 +170,23 @@ class Core(Loop):
         if self._now - self._ticked_at >= TICK_S:
             self._ticked_at = self._now
             self._tick()
+        self._hand_over()
 
-    def _next_at(self) -> float:
-        times = [session.timer_at for session in self._sessions if session.timer_at is not None]
-        return min([self._ticked_at + TICK_S, *times])
+    def _obey(self) -> None:
+        while self._commands:
+            try:
+                action = self._commands.popleft()
+            except IndexError:  # `command` has taken it back
+                return
+            action()
+
+    def _hand_over(self) -> None:
+        while self._events:
+            events, self._events = self._events, []
+            try:
+                self.on_events(events)
+            except Exception:  # noqa: BLE001 - the caller's bug must not stop the network; the log has it
+                _log.exception("on_events raised")
 
     # Datagrams in
 
@@ -261,35 +353,11 @@ class Core(Loop):
                     session.timer_at = self._now
 
     def _tick(self) -> None:
-        now, settings = self._now, self.settings
-        patience_s = settings.dead_after_s or DEAD_AFTER_S
         for session in list(self._sessions):
-            session.tick()
+            session.tick(self._now)
             if session.over:
                 self._end(session)
-                continue
-            silent_s = now - session.heard_at
-            if session.number is None:
-                patient_s = settings.handshake_timeout_s
-                if not (session.proved or session.attempt is not None or session.proved_address):
-                    patient_s = min(patient_s, admission.UNPROVED_S_MAX)
-                if now - session.started_at > patient_s:
-                    reason = f"no connection within {patient_s:g} s"
-                    self._drop(session, WireCode.HANDSHAKE_TIMEOUT, ConnectionLostError(session.peer, reason))
-                continue
-            if silent_s > patience_s:
-                session.silent = True
-                reason = f"nothing heard for {silent_s:.1f} s (dead after {patience_s:g} s)"
-                self._drop(session, WireCode.DEAD, ConnectionLostError(session.peer, reason))
-            elif silent_s >= settings.keep_alive_s and now - session.pinged_at >= settings.keep_alive_s:
-                session.pinged_at = now
-                session.send_ping(0)
-                session.timer_at = now
-        self.snapshot = {number: session.measure(now_s=now) for number, session in self._by_number.items()}
-
-    def _drop(self, session: Session, code: WireCode, error: TransportError) -> None:
-        session.local_error = session.local_error or error
-        self._close(session, code, str(error))
+        self.snapshot = {number: session.measure(now_s=self._now) for number, session in self._by_number.items()}
 
     def _close(self, session: Session, code: int, reason: str) -> None:
         session.close(error_code=code, reason_phrase=reason[:500])

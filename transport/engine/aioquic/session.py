@@ -15,7 +15,7 @@ from transport.engine.aioquic.configuration import DATAGRAM_BYTES, Endpoint, con
 from transport.engine.aioquic.exceptions import OpenedConnection
 from transport.engine.aioquic.receive_streams import Incoming, code_name
 from transport.engine.aioquic.send_streams import Outgoing, SendStream
-from transport.engine.base import ConnectionStatistics, EngineSettings
+from transport.engine.base import DEAD_AFTER_S, ConnectionStatistics, EngineSettings
 from transport.engine.validation import CONTROL_STREAM_LEVEL, called
 from transport.wire.control_frames import FrameType, encode_frame, read_hold
 from transport.wire.error_codes import WireCode, WireError
@@ -78,6 +78,7 @@ class Session(OpenedConnection):
             say=self._say,
         )
         self.endpoint = endpoint
+        self._settings = settings
         self.address = address
         self.attempt = attempt
         self.expected_peer = expected_peer
@@ -89,7 +90,7 @@ class Session(OpenedConnection):
         self.verified = False
         self.peer_hello: Mapping[int, Any] | None = None
         self.started_at = self.heard_at = self.measured_at = now
-        self.pinged_at = self.sent_at = 0.0
+        self.sent_at = self._pinged_at = 0.0
         self.timer_at: float | None = None
         self.measured_bytes = 0
         self.datagram_bytes_received = self.datagram_bytes_sent = self.datagrams_sent = 0
@@ -163,13 +164,34 @@ class Session(OpenedConnection):
         if self.established:
             self.incoming.update()
 
-    def tick(self) -> None:
-        """What is due ten times a second."""
+    def tick(self, now: float) -> None:
+        """What is due ten times a second: see what the peer makes us keep, and whether it is still there."""
         if self.established:
             try:
                 self.incoming.check_kept()
             except WireError as error:
                 self.refuse(error)
+        if self.over:
+            return
+        silent_s, keep_alive_s = now - self.heard_at, self._settings.keep_alive_s
+        if self.number is None:
+            patience_s = self._settings.handshake_timeout_s
+            if not (self.proved or self.attempt is not None or self.proved_address):
+                patience_s = min(patience_s, admission.UNPROVED_S_MAX)
+            if now - self.started_at > patience_s:
+                self._give_up(WireCode.HANDSHAKE_TIMEOUT, f"no connection within {patience_s:g} s")
+            return
+        patience_s = self._settings.dead_after_s or DEAD_AFTER_S
+        if silent_s > patience_s:
+            self.silent = True
+            self._give_up(WireCode.DEAD, f"nothing heard for {silent_s:.1f} s (dead after {patience_s:g} s)")
+        elif silent_s >= keep_alive_s and now - self._pinged_at >= keep_alive_s:
+            self._pinged_at = self.timer_at = now
+            self.send_ping(0)
+
+    def _give_up(self, code: WireCode, reason: str) -> None:
+        self.local_error = self.local_error or ConnectionLostError(self.peer, reason)
+        self.close(error_code=code, reason_phrase=reason[:500])
 
     # What goes
 
