@@ -119,8 +119,10 @@ class ControlMessages:
                 self._on_taken(rank, group, total)
             case {"op": "describe", "number": int(number)}:
                 self._survey.describe_to(rank, number)
-            case {"op": "described", "number": int(number), "document": dict(document)}:
-                self._survey.described(rank, number, document)
+            case {
+                "op": "described", "number": int(number), "part": int(part), "parts": int(parts), "text": str(text)
+            }:  # fmt: skip
+                self._survey.described(rank, number, part=part, parts=parts, text=text)
             case _:
                 _log.warning("rank %d sent a control message that is not understood: %.64r", rank, message.get("op"))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from transport.engine.base import ConnectionStatistics
 
 LINKS_MAX = 256
-"""Rows of 150 bytes. Of more links those with the longest round trips."""
+"""Rows of 150 bytes, which some ten control messages carry. Of more links those with the longest round trips."""
 
 
 def rows(connections: Iterable[tuple[int, ConnectionStatistics]]) -> list[dict[str, object]]:

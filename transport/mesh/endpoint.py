@@ -49,8 +49,7 @@ from transport.wire.error_codes import WireCode
 from transport.wire.header import Header, Kind, MatchKey
 
 RANK_BITS = 24
-CONTROL_BYTES_MAX = 128 * 1024
-"""Twice what a rank with all its links says of itself."""
+CONTROL_BYTES_MAX = 2048
 _CONTROL_SUFFIX = "|control"
 HELLO_RANK = 64
 HELLO_GROUP = 65
