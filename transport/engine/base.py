@@ -375,9 +375,9 @@ class Engine(abc.ABC):
         """Go on with another socket, because the address of this host has changed. The engine owns it like one that is
         added.
 
-        With native, connections that this side dialled move: the peer hears from the new address and validates it, and
-        native measures the new path afresh (RFC 9000 section 9). What this side has accepted, attempts that are not up
-        yet, and with aioquic every connection end with `ConnectionDown`, to be dialled again by whoever can.
+        Connections that this side dialled move: the peer hears from the new address and validates it, and both sides
+        measure the new path afresh (RFC 9000 section 9). Only who dialled can move: connections that this side has
+        accepted, and attempts that are not up yet, end with `ConnectionDown`, to be dialled again by whoever can.
         """
 
     @abc.abstractmethod

@@ -11,7 +11,7 @@ from typing import Any
 import cbor2
 import msgspec
 import pytest
-from engine_support import EACH, bound_socket, engines, need, over, pytest_generate_tests
+from engine_support import EACH, bound_socket, engines, over, pytest_generate_tests
 from peers_support import A_HOST, B_HOST, Broker, Cluster, Rogue, free_port, granted, until
 
 from broker.model.leases import HELD_CLASS, LEASE_S_MAX, HoldOutcome, Lease
@@ -53,7 +53,7 @@ def rogue(cluster: Cluster, engines: tuple[str, str]) -> Iterator[Make]:
 
     def make(credentials: Credentials | None = None, **options: Any) -> Rogue:
         own = credentials or cluster.credentials("rogue")
-        made.append(Rogue(own, cluster.trust, **{"engine": engines[1], **options}))
+        made.append(Rogue(own, cluster.trust, engine=engines[1], **options))
         return made[-1]
 
     yield make
@@ -224,8 +224,7 @@ def test_an_address_that_the_certificate_does_not_name_is_not_held_back_for(
 
 @over(*EACH)
 def test_who_moves_to_another_address_loses_its_leases_and_has_to_dial_from_there(victim: Broker, rogue: Make) -> None:
-    need("native")
-    one = rogue(engine="native")  # with aioquic no connection moves
+    one = rogue()
     connection = one.met(victim)
     one.send(connection, ask(1, lease_s=2.0))
     until(lambda: victim.leases, victim)

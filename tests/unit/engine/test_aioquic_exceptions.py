@@ -61,6 +61,7 @@ class Pair:
     def __init__(self) -> None:
         self.now = 100.0
         self.a, self.b = opened()
+        self.client_address: tuple[str, int] = CLIENT
         self.heard = {"a": 0, "b": 0}
         self.events: dict[str, list[QuicEvent]] = {"a": [], "b": []}
         self.a.connect(SERVER, self.now)
@@ -77,7 +78,7 @@ class Pair:
             timer = quic.get_timer()
             if timer is not None and timer <= self.now:
                 quic.handle_timer(self.now)
-        flying = [(self.b, "b", data, CLIENT) for data in self._out(self.a)]
+        flying = [(self.b, "b", data, self.client_address) for data in self._out(self.a)]
         flying += [(self.a, "a", data, SERVER) for data in self._out(self.b)]
         self.now += LATENCY_S
         for quic, name, data, address in flying:
@@ -252,15 +253,32 @@ def test_only_what_the_peer_has_sealed_is_heard(pair: Pair) -> None:
 # 6. The path
 
 
-def test_the_path_is_measured(pair: Pair) -> None:
+def test_the_path_is_measured_and_forgotten_where_it_is_another(pair: Pair) -> None:
     assert pair.b.proved_address == CLIENT
-    pair.send(15_000)
+    assert not pair.b.path_is_new()
+    first = pair.send(15_000)
     pair.settle()
     smoothed_s, latest_s = pair.a.rtt_s
     assert latest_s == pytest.approx(2 * LATENCY_S, rel=0.5)
     assert smoothed_s == pytest.approx(2 * LATENCY_S, rel=0.5)
-    assert pair.a.controller.delivered_bytes >= 15_000
-    assert pair.a.controller.rtt_s_min == pytest.approx(2 * LATENCY_S)
+    before = pair.a.controller
+    assert before.delivered_bytes >= 15_000
+    assert before.rtt_s_min == pytest.approx(2 * LATENCY_S)
+    initial = type(before)(max_datagram_size=QuicConfiguration().max_datagram_size).congestion_window
+    assert before.congestion_window > initial
+    pair.client_address = ("192.0.2.3", 3)
+    pair.a.change_connection_id()
+    pair.a.restart_path()
+    after = pair.a.controller
+    assert after.congestion_window == initial
+    assert (after.delivered_bytes, after.bytes_in_flight) == (before.delivered_bytes, before.bytes_in_flight)
+    assert pair.a.rtt_s == (0.0, 0.0)
+    pair.settle()
+    assert pair.a.rtt_s[1] == pytest.approx(2 * LATENCY_S, rel=0.5)  # a probe has measured it
+    assert pair.b.proved_address == pair.client_address
+    assert pair.b.path_is_new()
+    assert not pair.b.path_is_new()
+    assert pair.a.sent_of(first) == 15_000
 
 
 def test_losses_are_counted(pair: Pair) -> None:

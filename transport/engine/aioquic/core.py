@@ -371,7 +371,7 @@ class Core:
         self._selector.register(endpoint.port.sock, selectors.EVENT_READ, endpoint)
 
     def rebind(self, number: int, port: UdpPort) -> None:
-        """Go on with another socket: every connection of the endpoint ends."""
+        """Go on with another socket: what we dialled moves there if it can reach the peer, everything else ends."""
         endpoint = self._endpoints.get(number)
         if endpoint is None:
             port.sock.close()
@@ -380,8 +380,13 @@ class Core:
         self._selector.unregister(before.sock)
         before.sock.close()
         self.add_endpoint(endpoint)
+        fits = before.sock.family == port.sock.family
         for session in [session for session in self._sessions if session.endpoint is endpoint]:
-            self._close(session, WireCode.NO_ERROR, "the address of this side has changed")
+            if fits and session.number is not None and session.attempt is not None:
+                session.move()
+                session.timer_at = self._now
+            else:
+                self._close(session, WireCode.NO_ERROR, "the address of this side has changed")
 
     def connect(self, number: int, remote: Address, expected_peer: str | None, attempt: int) -> None:
         """Dial."""

@@ -10,7 +10,8 @@ Each has a test in `tests/unit/engine/test_aioquic_exceptions.py` that fails whe
    ends with that, and priorities need that little waits in the stack.
 4. Why and whether the connection ended, before its draining period is over; whether the handshake is confirmed.
 5. Whether a datagram came from the peer: only those may keep a connection alive.
-6. What of the path was measured, with counters that aioquic does not have (`Cubic`).
+6. What of the path was measured, with counters that aioquic does not have (`Cubic`); and to forget that where the path
+   is another.
 """
 
 from __future__ import annotations
@@ -35,6 +36,11 @@ class Cubic(CubicCongestionControl):
         self.rtt_s_min = math.inf
         self.delivered_bytes = 0
         self.lost_packets = 0
+
+    def count_on(self, before: Cubic) -> None:
+        """Take over the counts of the control before, and what is in flight; nothing of what it learnt."""
+        self.bytes_in_flight = before.bytes_in_flight
+        self.delivered_bytes, self.lost_packets = before.delivered_bytes, before.lost_packets
 
     def on_packet_acked(self, *, now: float, packet: Any) -> None:
         self.delivered_bytes += packet.sent_bytes
@@ -66,6 +72,7 @@ class OpenedConnection(QuicConnection):
         super().__init__(**options)
         for limit, streams in ((self._local_max_streams_bidi, 0), (self._local_max_streams_uni, streams_max)):
             limit.value = limit.sent = streams
+        self._path_host: str | None = None
         self.streams_held = False
         """No further streams are granted for now."""
 
@@ -205,3 +212,20 @@ class OpenedConnection(QuicConnection):
     def proved_address(self) -> Any:
         """Where the peer has shown that it is, by the handshake or a challenge (RFC 9000 8); None before that."""
         return next((path.addr for path in self._network_paths if path.is_validated), None)
+
+    def path_is_new(self) -> bool:
+        """Whether the peer's host is proved to be another than when this was last asked (RFC 9000 9.4)."""
+        if not (self._network_paths and self._network_paths[0].is_validated):
+            return False
+        before, self._path_host = self._path_host, self._network_paths[0].addr[0]
+        return before not in (None, self._path_host)
+
+    def restart_path(self) -> None:
+        """Forget what the path has taught. What is under way on it counts until it is lost."""
+        loss = self._loss
+        before, loss._cc = self.controller, Cubic(max_datagram_size=self._max_datagram_size)
+        loss._cc.count_on(before)
+        loss._pto_count = 0
+        loss._rtt_initialized, loss._rtt_min = False, math.inf
+        loss._rtt_smoothed = loss._rtt_latest = 0.0
+        self._probe_pending = True  # a ping of the public interface would wait for the window

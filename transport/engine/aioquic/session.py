@@ -128,6 +128,14 @@ class Session(OpenedConnection):
         self.refused = self.refused or error
         self._settle()
 
+    def move(self) -> None:
+        """Our own address has changed, as the side that dialled: say so from there, and learn the new path.
+
+        By another connection identifier, so that nobody on the way connects the two (RFC 9000 9.5).
+        """
+        self.change_connection_id()
+        self.restart_path()
+
     # What comes
 
     def receive(self, data: bytes, address: Any, now: float) -> None:
@@ -139,6 +147,8 @@ class Session(OpenedConnection):
         except Exception as failure:  # noqa: BLE001 - whatever a peer's bytes make aioquic raise concerns that peer alone
             # A certificate of a version that nobody knows is enough.
             self.close(error_code=QuicErrorCode.INTERNAL_ERROR, reason_phrase=f"cannot be read: {failure!r}"[:200])
+        if self.path_is_new():
+            self.restart_path()
         self._settle()
 
     def take(self, event: QuicEvent) -> None:
