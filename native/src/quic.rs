@@ -1,6 +1,7 @@
 //! quinn-proto driven by one task per socket: endpoints, connections and streams as tasks see them.
 
 pub mod ack_policy;
+pub mod address_validation;
 pub mod connection;
 mod datagrams_in;
 mod datagrams_out;
@@ -10,7 +11,6 @@ mod driver_state;
 pub mod endpoint;
 pub mod endpoint_state;
 mod gso_size;
-pub mod peer_address;
 pub mod send_scheduler;
 pub mod streams;
 pub mod tls;

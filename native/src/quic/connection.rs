@@ -25,8 +25,8 @@ use rustls::pki_types::CertificateDer;
 use tokio::sync::Notify;
 
 use super::ack_policy::AckPolicy;
+use super::address_validation::Path;
 use super::dirty_list::DirtyList;
-use super::peer_address::Path;
 use crate::congestion::path_measurement::DeliveryRate;
 use crate::runtime::locks::{locked, words_of};
 

@@ -51,7 +51,7 @@ impl Driver {
                         if let Some((_, connection, shared)) = &mut held {
                             connection.with(shared, |shared, stack| {
                                 stack.handle_event(event);
-                                shared.path.look(stack);
+                                shared.path.look(stack, Some(found.addr));
                             });
                             if !std::mem::replace(&mut shared.listed, true) {
                                 dirty.push(handle);

@@ -95,8 +95,15 @@ fn batch(
     socket: &Socket,
     packets: &mut Vec<u8>,
 ) -> Option<proto::Transmit> {
-    let size = usize::from(stack.current_mtu());
-    let rate = shared.rate.bytes_per_s.load(Ordering::Relaxed);
-    let segments = segments_in(time, rate, all, size).min(socket.segments_max(size));
-    stack.poll_transmit(Instant::now(), segments, packets)
+    loop {
+        let size = usize::from(stack.current_mtu());
+        let rate = shared.rate.bytes_per_s.load(Ordering::Relaxed);
+        let segments = segments_in(time, rate, all, size).min(socket.segments_max(size));
+        let probes = shared.path.probes(stack);
+        let made = stack.poll_transmit(Instant::now(), segments, packets);
+        if probes.is_none() || probes == shared.path.probes(stack) || made.is_none() {
+            return made;
+        }
+        packets.clear(); // a probe that must not be sent
+    }
 }

@@ -34,7 +34,7 @@ impl Driver {
                 shared.ack_policy.time_out(now);
                 connection.with(&mut shared, |shared, stack| {
                     stack.handle_timeout(now);
-                    shared.path.look(stack);
+                    shared.path.look(stack, None);
                 });
                 if !std::mem::replace(&mut shared.listed, true) {
                     self.dirty.push(handle);

@@ -70,7 +70,7 @@ fn map(body: &[u8]) {
             }
         }
         Err(Violation { code, reason }) => {
-            assert!((0x11..=0x17).contains(&(code as u32)), "{reason}");
+            assert!((0x11..=0x16).contains(&(code as u32)), "{reason}");
             assert!(reason.len() < 2048, "a reason is for people");
         }
     }
