@@ -182,6 +182,26 @@ def test_who_cannot_connect_to_a_member_hears_why_and_the_members_say_so_once(
     assert caplog.text.count("could not all be connected") == 2, "each of the two says it once"
 
 
+def test_who_closes_while_it_connects_to_somebody_who_is_not_there_leaves_no_thread_behind(
+    start: Callable[..., Worker], caplog: pytest.LogCaptureFixture
+) -> None:
+    before, store = set(threading.enumerate()), MemoryStore()
+    first = start("a", store)
+    first.allow()
+    until(lambda: first.step == 1)
+    Register(store, job="job", secret=SECRET).ask_to_join(Member("dead", 1))
+
+    def connecting() -> set[threading.Thread]:
+        return {one for one in set(threading.enumerate()) - before if one.name == "hive-volatile-connect"}
+
+    until(connecting)
+    first.kill()
+    began_s = time.monotonic()
+    until(lambda: not connecting())
+    assert time.monotonic() - began_s < CONNECT_S / 2
+    assert "could not all be connected" not in caplog.text
+
+
 def test_two_processes_of_one_name_train_as_two_members_and_the_newcomer_is_warned(
     start: Callable[..., Worker], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -167,6 +167,7 @@ class Links:
             settings=self._settings,
             on_mail=self._mailed,
             on_loss=self._on_loss,
+            is_cancelled=lambda: self._closed,
         )
 
     def _connect_beside(self, plan: Plan) -> None:
@@ -174,7 +175,7 @@ class Links:
             mesh = self._connected_to(plan.number, plan.members)
         except HiveError as error:
             # Who cannot be reached is tried for as long as it asks, each 12 s: said once.
-            again = str(error) == str(self.failure)
+            again = self._closed or str(error) == str(self.failure)
             _log.log(logging.INFO if again else logging.WARNING, "members could not all be connected: %s", error)
             self.failure = error
             with self._lock:

@@ -76,10 +76,12 @@ class Mesh:
         settings: Settings | None,
         on_mail: OnMail,
         on_loss: Callable[[], None],
+        is_cancelled: Callable[[], bool],
     ) -> Mesh:
         """Connect to the others, who do the same.
 
         Raises:
+            CancelledError: `is_cancelled` is true.
             RegisterLostError: the register cannot be reached.
             TransportError: as `Group.connect`.
         """
@@ -91,6 +93,7 @@ class Mesh:
             name=f"volatile/{number}",
             connect_timeout_s=connect_s(len(ordered)),
             settings=settings,
+            is_cancelled=is_cancelled,
         )
         return cls(number, ordered, group, on_mail=on_mail, on_loss=on_loss)
 
