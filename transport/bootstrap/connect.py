@@ -137,11 +137,11 @@ def exchange_rank_infos(
             run = abort.run = abort.run or _read_run(waiting, world=world, world_size=world_size)
             locations = locations_of(sockets)
             own = RankInfo(rank=rank, node=identity.node, locations=locations, pin=identity.pin)
-            rendezvous.set(_key(world, rank), encode(own, settings, run))
+            rendezvous.set(_key(run, rank), encode(own, settings, run))
             rank_infos: dict[int, RankInfo] = {}
             for other in range(world_size):
                 if other != rank:
-                    entry = waiting.for_entry(_key(world, other), other)
+                    entry = waiting.for_entry(_key(run, other), other)
                     rank_infos[other] = decode(entry, rank=other, settings=settings, run=run)
             pins = [one.pin for one in rank_infos.values() if one.pin]
             if len(set(pins)) != len(pins):
@@ -222,5 +222,6 @@ def unconnected_error(waiting: Mapping[int, tuple[str, str]], timeout_s: float) 
     return TimedOutError(what, timeout_s=timeout_s)
 
 
-def _key(world: str, rank: int) -> str:
-    return f"hive/{world}/{rank}"
+def _key(run: Run, rank: int) -> str:
+    """Of this run alone: whoever tries again may meet what it published before."""
+    return f"hive/{run.world}/{run.nonce.hex()}/{rank}"

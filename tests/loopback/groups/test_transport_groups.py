@@ -475,6 +475,28 @@ def test_a_group_that_was_closed_takes_no_more_calls():
         group.barrier()
 
 
+def test_what_a_rank_published_in_an_earlier_attempt_is_not_taken_for_this_one():
+    begun = threading.Event()
+
+    class Slow(MemoryRendezvous):
+        def set(self, key: str, value: bytes) -> None:
+            super().set(key, value)
+            if key.endswith("/run"):
+                begun.set()
+                time.sleep(0.3)
+
+    store = Slow()
+    with pytest.raises(TimedOutError):
+        Group.connect(store, rank=0, world_size=2, settings=LOCAL, connect_timeout_s=0.5)
+    begun.clear()
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(Group.connect, store, rank=0, world_size=2, settings=LOCAL)
+        assert begun.wait(LIMIT_S)
+        groups = [Group.connect(store, rank=1, world_size=2, settings=LOCAL), first.result(LIMIT_S)]
+    for group in groups:
+        group.close()
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_who_stops_to_wait_for_the_others_ends_at_once_and_may_try_again(rank):
     store, threads = MemoryRendezvous(), set(threading.enumerate())

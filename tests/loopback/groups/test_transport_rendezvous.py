@@ -119,7 +119,8 @@ def test_ranks_that_wait_learn_that_rank_0_was_killed():
     )
     try:
         store = TcpRendezvous(f"127.0.0.1:{port}", serve=False)
-        store.get("hive/default/1", LIMIT_S)  # rank 1 is there, and waits for rank 2, which never comes
+        run = store.get("hive/default/run", LIMIT_S)
+        store.get(f"hive/default/{run.hex()}/1", LIMIT_S)  # rank 1 is there, and waits for rank 2, which never comes
         killed.kill()
         began_s = time.monotonic()
         text, _ = waiting.communicate(timeout=LIMIT_S)
@@ -211,7 +212,7 @@ def test_a_second_job_on_one_port_is_told_so_on_every_rank_and_the_first_goes_on
             for rank, store in enumerate(stores)
         ]
         groups = [one.result() for one in connecting]
-    with pytest.raises(TransportError, match="refused hive/default/1: another client has set it"):
+    with pytest.raises(TransportError, match=r"refused hive/default/\w+/1: another client has set it"):
         Group.connect(TcpRendezvous(where, serve=False), rank=1, world_size=2, settings=settings, timeout_s=60.0)
     for work in [group.barrier() for group in groups]:
         work.wait(LIMIT_S)
