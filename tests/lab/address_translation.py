@@ -19,13 +19,18 @@ _NEWTABLE, _NEWCHAIN, _NEWRULE = 0xA00, 0xA03, 0xA06
 _INET, _TABLE_OWNER = 1, 2
 _TABLE = "masquerade"
 _POSTROUTING_SRCNAT = [("NFTA_HOOK_HOOKNUM", 4), ("NFTA_HOOK_PRIORITY", 100)]
+_INPUT = [("NFTA_HOOK_HOOKNUM", 1), ("NFTA_HOOK_PRIORITY", 0)]
+_DROP = 0
 
 
 @contextmanager
 def masquerade(host: Host) -> Iterator[None]:
     """For the time of a `with` block whatever leaves a host, IPv4 and IPv6, has the address of the interface by which
-    it leaves: `table inet masquerade { chain out { type nat hook postrouting priority srcnat; masquerade; }; }`."""
-    hook = {"attrs": _POSTROUTING_SRCNAT}
+    it leaves: `table inet masquerade { chain out { type nat hook postrouting priority srcnat; masquerade; }; }`.
+
+    Nothing comes to the host itself, as home routers have it: `chain in { type filter hook input priority 0; policy
+    drop; }`. IPv6 needs what comes there, so use it with IPv4.
+    """
     requests = [
         # Its owner's: it goes when the socket closes.
         _request(nft_table_msg, _NEWTABLE, NFTA_TABLE_NAME=_TABLE, NFTA_TABLE_FLAGS=_TABLE_OWNER),
@@ -34,8 +39,17 @@ def masquerade(host: Host) -> Iterator[None]:
             _NEWCHAIN,
             NFTA_CHAIN_TABLE=_TABLE,
             NFTA_CHAIN_NAME="out",
-            NFTA_CHAIN_HOOK=hook,
+            NFTA_CHAIN_HOOK={"attrs": _POSTROUTING_SRCNAT},
             NFTA_CHAIN_TYPE="nat",
+        ),
+        _request(
+            nft_chain_msg,
+            _NEWCHAIN,
+            NFTA_CHAIN_TABLE=_TABLE,
+            NFTA_CHAIN_NAME="in",
+            NFTA_CHAIN_HOOK={"attrs": _INPUT},
+            NFTA_CHAIN_TYPE="filter",
+            NFTA_CHAIN_POLICY=_DROP,
         ),
         _request(nft_rule_msg, _NEWRULE, NFTA_RULE_TABLE=_TABLE, NFTA_RULE_CHAIN="out", NFTA_RULE_EXPRESSIONS=masq()),
     ]

@@ -39,6 +39,7 @@ from transport.engine.base import (
 )
 from transport.mesh.collective_dispatch import CollectiveDispatch
 from transport.mesh.inbox import Inbox, ReceiveEnd, Receiving
+from transport.mesh.introductions import Introductions
 from transport.mesh.liveness import LivenessCheck
 from transport.mesh.outbox import SendEnd, Sending
 from transport.mesh.paths import Location, plain_locations
@@ -109,6 +110,7 @@ class Endpoint:
         self._early: list[Event] = []
         self.closing = False
         self.liveness = LivenessCheck(peers, self.control)
+        self.introductions = Introductions(peers, self.control)
 
     @property
     def hello(self) -> dict[int, object]:
@@ -283,7 +285,8 @@ class Endpoint:
                         self.control(rank, {"op": "bulk"})
                     case Gone():
                         self._gone(action)
-            wake_s = min(self.peers.next_wake_s(), self.liveness.tick(now_s))
+            introduced_s = self.introductions.tick(now_s)
+            wake_s = min(self.peers.next_wake_s(), self.liveness.tick(now_s), introduced_s)
         wake_s = min(wake_s, self._sends.tick(now_s, self._gone_s))
         if self._engine is not None:
             gone_s = self._gone_s
@@ -342,6 +345,8 @@ class Endpoint:
             engine.disconnect(event.connection, wire_code=WireCode.PEER_UNEXPECTED, reason="no rank of this group")
             return
         address = event.remote[0] if dialled is None else dialled.address[0]
+        if dialled is None:
+            self.introductions.dialled_by(peer.rank, bulk=bulk, source=event.remote)
         if not self.peers.up(peer.rank, event.connection, bulk=bulk, dialled=dialled, local=local, address=address):
             if self.peers.error(peer.rank) is None:
                 engine.disconnect(event.connection, wire_code=WireCode.NO_ERROR, reason="there is another one by now")

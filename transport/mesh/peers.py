@@ -15,6 +15,8 @@
 - Then the smaller rank dials paths over further links, and each link has a connection. Bulk takes a path of these.
 - A lost connection that has carried a message is dialled again at once. Other attempts back off, also those that
   succeed.
+- Of a peer that nobody reaches at the addresses that it told, other ranks may have seen another one
+  (`transport.mesh.introductions`). It is a way like the others.
 - A rank whose address changes dials everybody to whom it has no connection left, and says where it is now. A peer that
   had dialled the old address learns from that that nobody is there any more. Ranks of one host move together, and dial
   each other again.
@@ -30,10 +32,14 @@ from typing import TypeAlias
 
 from hive_qos.errors import ConnectionLostError
 from transport.engine.base import Address
-from transport.mesh.paths import Link, Location, Path, is_spare, paths_between
+from transport.mesh.paths import LOCATIONS_MAX, Link, Location, Path, is_spare, paths_between
 
 FIRST = 0
 """The number of the first location's interface (`sockets.locations_of`)."""
+UNTOLD = -1
+"""In place of an interface's number, of an address that other ranks have seen."""
+SEEN_WAYS_MAX = LOCATIONS_MAX
+"""To such addresses: those of each own location to one, or to two that ranks see differently."""
 DIAL_OTHER_S = 1.0
 """How long the larger rank waits to be dialled. Three round trips of a bad link, and nobody minds waiting a second."""
 BACK_OFF_S_FIRST = 0.1
@@ -190,8 +196,8 @@ class Peer:
         return len({one.interface for one in self.locations})
 
     def interface_of(self, address: str) -> int:
-        """Of one of its addresses; -1 of one that it did not tell (behind NAT)."""
-        return next((one.interface for one in self.locations if one.address == address), -1)
+        """Of one of its addresses; UNTOLD of one that it did not tell (behind NAT)."""
+        return next((one.interface for one in self.locations if one.address == address), UNTOLD)
 
 
 @dataclass(frozen=True)
@@ -425,6 +431,36 @@ class PeerTable:
             for channel in (peer.compute, peer.bulk):
                 channel.fresh = True
         return stale
+
+    def lacking(self) -> list[tuple[int, bool]]:
+        """Ranks to whom a connection is wanted, of compute or (True) bulk, and there is none."""
+        return [
+            (peer.rank, bulk)
+            for peer in self.peers.values()
+            for bulk in ((False, True) if peer.phase is Phase.UP else (False,))
+            if peer.phase not in _ENDED and peer.channel(bulk=bulk).wanted and not peer.channel(bulk=bulk).connections
+        ]
+
+    def reached(self) -> list[int]:
+        """Ranks that are there where we have dialled them."""
+        return [
+            peer.rank
+            for peer in self.peers.values()
+            if any(one.by_smaller == (self._rank < peer.rank) for one in peer.compute.connections.values())
+        ]
+
+    def seen_at(self, rank: int, address: Address, *, bulk: bool, now_s: float) -> None:
+        """Another rank is dialled by this one from `address`: dial it there, too, until it moves."""
+        remote = Location(UNTOLD, *address, address[1])
+        own = [number for number, one in enumerate(self._own) if (":" in one.address) == (":" in remote.address)]
+        channel = self.peers[rank].channel(bulk=bulk)
+        told = [way for way in channel.ways if way.path.remote.interface != UNTOLD]
+        seen = [way for way in channel.ways if way.path.remote.interface == UNTOLD and way.path.remote != remote]
+        kept = [way for way in channel.ways if way.path.remote == remote]
+        channel.ways = [
+            *told,
+            *(seen + (kept or [_Way(Path(number, remote), now_s) for number in own]))[-SEEN_WAYS_MAX:],
+        ]
 
     def want_bulk(self, rank: int) -> None:
         """Something is to go over the bulk connection; `due` dials it when there is none."""

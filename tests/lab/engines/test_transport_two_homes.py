@@ -1,0 +1,84 @@
+"""Two ranks at two homes, behind routers that nobody can dial through: a third one, which both can dial, introduces
+them to each other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from address_translation import masquerade
+from patience import LIMIT_S
+
+from tools.lab import Lab
+
+ROOT = Path(__file__).parents[3]
+RANK = """
+import sys
+import numpy as np
+from transport import FileRendezvous, Group, Priority, Settings
+
+rank, folder, address, engine, homes = int(sys.argv[1]), *sys.argv[2:5], [int(one) for one in sys.argv[5].split()]
+settings = Settings(listen=address, broker="off", engine=engine, job_secret=b"secret of the test")
+meet = FileRendezvous(folder)
+with Group.connect(meet, rank=rank, world_size=3, settings=settings, connect_timeout_s=30.0) as group:
+    sums = np.full(100_000, rank + 1, np.float32)
+    group.allreduce(sums).wait()
+    assert (sums == 6).all()
+    if rank in homes:
+        other = sum(homes) - rank
+        there, back = np.arange(2**20, dtype=np.float32), np.empty(2**20, np.float32)
+        works = group.send(there, other, 7, priority=Priority.BULK), group.recv(back, other, 7)
+        for work in works:
+            work.wait(30.0)
+        assert (there == back).all()
+    group.barrier().wait()
+print("done")
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("engines", [("native", "native", "native"), ("aioquic", "native", "aioquic")], ids="-".join)
+@pytest.mark.parametrize("office", [0, 2])
+def test_ranks_behind_two_routers_meet_through_one_that_both_can_dial(
+    lab_factory: Callable[..., Lab], tmp_path: Path, engines: tuple[str, ...], office: int
+) -> None:
+    lab = lab_factory("homes")
+    lab.router("internet")
+    lab.host("office")
+    lab.link("office", "internet", rate_bits_per_s=100_000_000)
+    for number in (1, 2):
+        lab.host(f"home{number}")
+        lab.router(f"router{number}")
+        lab.link(f"home{number}", f"router{number}", rate_bits_per_s=100_000_000)
+        lab.link(f"router{number}", "internet", rate_bits_per_s=100_000_000, delay_s=0.005)
+    lab.up()
+    for number in (1, 2):
+        lab["internet"].run(["ip", "route", "replace", "unreachable", f"{lab[f'home{number}'].address}/32"])
+    hosts = ["home1", "home2"]
+    hosts.insert(office, "office")
+    homes = " ".join(str(rank) for rank, host in enumerate(hosts) if host != "office")
+    environment = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    with ExitStack() as stack:
+        for number in (1, 2):
+            stack.enter_context(masquerade(lab[f"router{number}"]))
+        ranks = [
+            lab[host].popen(
+                [sys.executable, "-c", RANK, str(rank), str(tmp_path / "meet"), lab[host].address, engine, homes],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            for rank, (host, engine) in enumerate(zip(hosts, engines, strict=True))
+        ]
+        try:
+            for one in ranks:
+                out, err = one.communicate(timeout=LIMIT_S)
+                assert out == b"done\n", err.decode()
+        finally:
+            for one in ranks:
+                one.kill()
+                one.communicate()

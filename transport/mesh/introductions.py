@@ -1,0 +1,96 @@
+"""How two ranks meet that nobody can dial: each behind a router that translates addresses and lets only answers in.
+
+A rank that both have dialled sees from which address and port each of them comes, outside its router. Whoever lacks a
+connection asks such ranks, and dials what they have seen. The other one does the same, so that each router has seen
+packets go out when those of the other arrive (UDP hole punching, RFC 5128, section 3.3). It needs routers that keep a
+socket's outer address whomever it sends to (endpoint-independent mapping, RFC 4787, section 4.1).
+
+Runs in the transport's thread. What others say is only where to dial: who answers has to prove who it is.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from collections.abc import Callable, Mapping
+
+from transport.engine.base import Address
+from transport.mesh.paths import checked_integer, checked_text, is_group_or_none
+from transport.mesh.peers import PeerTable, Phase
+
+ASK_S = 0.5
+"""Between looks; who lacks a connection at two in a row is asked for."""
+ASKED_MAX = 4
+"""So many ranks are asked at a time; the next time the next ones."""
+
+_log = logging.getLogger("transport.mesh.introductions")
+
+
+class Introductions:
+    """See the module.
+
+    Args:
+        control: sends a small message to a rank.
+    """
+
+    def __init__(self, peers: PeerTable, control: Callable[[int, Mapping[str, object]], None]) -> None:
+        self._peers = peers
+        self._control = control
+        self._seen: dict[tuple[int, bool], Address] = {}
+        self._lacking: set[tuple[int, bool]] = set()
+        self._look_s = 0.0
+        self._turn = 0
+
+    def dialled_by(self, rank: int, *, bulk: bool, source: Address) -> None:
+        """A rank has dialled us from that address."""
+        if source in [one.of(bulk=bulk) for one in self._peers.peers[rank].locations]:
+            self._seen.pop((rank, bulk), None)
+        else:
+            self._seen[rank, bulk] = source
+
+    def tick(self, now_s: float) -> float:
+        """Ask for ranks that lack a connection and did so the last time; returns when to be called next."""
+        if now_s >= self._look_s:
+            self._look_s = now_s + ASK_S
+            before, self._lacking = self._lacking, set(self._peers.lacking())
+            for rank, bulk in before & self._lacking:
+                self._ask(rank, bulk=bulk)
+        return self._look_s if self._lacking else float("inf")
+
+    def _ask(self, rank: int, *, bulk: bool) -> None:
+        known = [other for other in self._peers.reached() if other != rank]
+        self._turn += 1
+        first = self._turn * ASKED_MAX % len(known) if len(known) > ASKED_MAX else 0
+        for other in (known[first:] + known[:first])[:ASKED_MAX]:
+            self._control(other, {"op": "where", "rank": rank, "bulk": bulk})
+
+    def asked(self, by: int, rank: int, *, bulk: bool) -> None:
+        """A rank asks from where we are dialled by another one, which is told of it at the same time.
+
+        So the first packet of each has left when the other's comes: a router that has seen the other's before, and does
+        not drop it in silence, takes another port.
+        """
+        if self._peers.peers[rank].phase is not Phase.UP:
+            return  # it may be here by the next time
+        unknown = [one for one in (by, rank) if bulk and (one, False) in self._seen and (one, True) not in self._seen]
+        for one in unknown:
+            self._peers.want_bulk(one)  # it dials us for bulk as well, and is asked for again
+        if unknown:
+            return
+        for to, one in ((by, rank), (rank, by)):
+            if (source := self._seen.get((one, bulk))) is not None:
+                self._control(to, {"op": "seen", "rank": one, "bulk": bulk, "address": source[0], "port": source[1]})
+
+    def told(self, by: int, rank: int, message: Mapping[str, object], *, bulk: bool, now_s: float) -> None:
+        """A rank says from where it is dialled by another one."""
+        if (rank, bulk) not in self._peers.lacking():
+            return  # it is connected by now
+        try:
+            address = str(ipaddress.ip_address(checked_text(message, "address")))
+            port = checked_integer(message, "port", 65535, 1)
+            if is_group_or_none(address):
+                raise ValueError(f"{address} is not the address of a host")
+        except (ValueError, KeyError) as error:
+            _log.warning("rank %d says where rank %d is, which is nowhere: %s", by, rank, error)
+        else:
+            self._peers.seen_at(rank, (address, port), bulk=bulk, now_s=now_s)
