@@ -7,6 +7,7 @@ import functools
 import ipaddress
 import logging
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,11 +21,13 @@ CONGESTION: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Congestion controls, and with which engines they go; `auto` finds out when it has chosen one."""
 VARIABLES = (
-    *("HIVE_LISTEN", "HIVE_ADVERTISE", "HIVE_INTERFACE", "HIVE_ENGINE", "HIVE_CONGESTION", "HIVE_JOB"),
+    *("HIVE_LISTEN", "HIVE_PORTS", "HIVE_ADVERTISE", "HIVE_INTERFACE", "HIVE_ENGINE", "HIVE_CONGESTION", "HIVE_JOB"),
     *("HIVE_JOB_SECRET", "HIVE_CA", "HIVE_CERT", "HIVE_KEY", "HIVE_BROKER", "HIVE_SHARED_MEMORY", "HIVE_ALGORITHM"),
     *("HIVE_SITE", "HIVE_INSPECT", "HIVE_TAPE"),
 )
 JOB_BYTES_MAX = 128
+PORTS_MIN, PORT_MAX = 2, 65535
+"""Compute and bulk have a socket each."""
 SECRET_BYTES_MIN = 16
 """128 bits, where they are random: whoever reads a signed entry can try secrets at home."""
 _log = logging.getLogger("transport.settings")
@@ -35,8 +38,9 @@ class Settings:
     """Everything of an endpoint that is not the caller's business. `from_environment` is the usual way to get one.
 
     Args:
-        listen: literal address to bind, without port; "" lets the endpoint find the one that leads to the others.
-        listen_port: UDP port of the compute socket; 0 lets the kernel choose. The bulk socket has one of its own.
+        listen: literal address to bind; "" lets the endpoint find the one that leads to the others.
+        ports: UDP ports that its sockets may have: two of a group, ten of a member of a volatile group, which connects
+            anew beside what is there. An empty range lets the kernel choose.
         advertise: address to tell the others, where it differs from `listen` (containers, NAT); "" for the same.
         interface: take the addresses of these network interfaces, as in `eth0,eth1`; "" for any.
         engine: `auto` (native where it is built), `native` or `aioquic`.
@@ -66,7 +70,7 @@ class Settings:
     """
 
     listen: str = ""
-    listen_port: int = 0
+    ports: range = range(0)
     advertise: str = ""
     interface: str = ""
     engine: str = "auto"
@@ -111,9 +115,12 @@ class Settings:
                 try:
                     plain = str(ipaddress.ip_address(address))
                 except ValueError as error:
-                    name, reason = f"HIVE_{field_name.upper()}", "write a literal IPv4 or IPv6 address"
+                    name, reason = f"HIVE_{field_name.upper()}", "write a literal IPv4 or IPv6 address, without a port"
                     raise ConfigurationError(name, address, reason) from error
                 object.__setattr__(self, field_name, plain)  # as others read it: signatures cover its text
+        if self.ports and (len(self.ports) < PORTS_MIN or self.ports[0] < 1 or self.ports[-1] > PORT_MAX):
+            text = f"{self.ports[0]}-{self.ports[-1]}"
+            raise ConfigurationError("HIVE_PORTS", text, f"{PORTS_MIN} ports or more, from 1 to {PORT_MAX}")
         given = {"HIVE_CA": self.ca, "HIVE_CERT": self.certificate, "HIVE_KEY": self.key}
         if any(given.values()):
             for name, path in given.items():
@@ -138,10 +145,9 @@ class Settings:
         _look_for_misspelt(tuple(sorted(name for name in values if name.startswith("HIVE_"))))
         if values.get("HIVE_JOB_SECRET") == "":  # as where the file that it is read from is not there
             raise ConfigurationError("HIVE_JOB_SECRET", "", "it is empty: give it the job's secret, or unset it")
-        listen, port = split_address("HIVE_LISTEN", values.get("HIVE_LISTEN", ""))
         return cls(
-            listen=listen,
-            listen_port=port,
+            listen=values.get("HIVE_LISTEN", ""),
+            ports=_ports(values.get("HIVE_PORTS", "")),
             advertise=values.get("HIVE_ADVERTISE", ""),
             interface=values.get("HIVE_INTERFACE", ""),
             engine=values.get("HIVE_ENGINE", "") or "auto",
@@ -174,18 +180,10 @@ def _switch(name: str, text: str) -> bool:
     return text != "off"
 
 
-def split_address(name: str, text: str) -> tuple[str, int]:
-    """Read "address", "address:port", "[v6]:port" or "" as address and port (0 where there is none).
-
-    Raises:
-        ConfigurationError: the port is no number from 0 to 65535.
-    """
-    host, port = text, ""
-    if text.startswith("["):
-        host, _, rest = text[1:].partition("]")
-        port = rest.removeprefix(":")
-    elif text.count(":") == 1:
-        host, _, port = text.partition(":")
-    if port and not (port.isascii() and port.isdigit() and int(port) < 65536):
-        raise ConfigurationError(name, text, "the port must be 0 to 65535")
-    return host, int(port or 0)
+def _ports(text: str) -> range:
+    """Read "first-last", or "" as none."""
+    if not text:
+        return range(0)
+    if (found := re.fullmatch("([0-9]{1,5})-([0-9]{1,5})", text)) is None or int(found[1]) > int(found[2]):
+        raise ConfigurationError("HIVE_PORTS", text, "write the first and the last one, as in 4200-4219")
+    return range(int(found[1]), int(found[2]) + 1)

@@ -26,8 +26,9 @@ from typing import Any
 import numpy as np
 
 from hive_qos.errors import HiveError
+from transport.bootstrap.rendezvous import host_and_port
 from transport.group import Group
-from transport.settings import Settings, split_address
+from transport.settings import Settings
 from transport.volatile import group as volatile
 from transport.volatile.control import Control
 from transport.volatile.following import Follower
@@ -46,7 +47,7 @@ class StoreServer(BaseManager):
 
     @classmethod
     def at(cls, address: str) -> StoreServer:
-        return cls(address=address if "/" in address else split_address("ADDRESS", address), authkey=SECRET)
+        return cls(address=address if "/" in address else host_and_port("ADDRESS", address), authkey=SECRET)
 
 
 def serve(address: str) -> None:

@@ -70,8 +70,10 @@ class Worker:
         apply_s: float = 0.0,
         engine: str = "auto",
         fragments: Sequence[int] = (),
+        ports: range = range(0),
         **wishes: object,
     ) -> None:
+        self._ports = ports
         self._fragments = fragments or (size,)
         self.name, self._store, self._apply_s, self._engine = name, store, apply_s, engine
         self._how: dict[str, Any] = {"quorum": wishes.pop("quorum", 0), "compression": wishes.pop("compression", "")}
@@ -132,6 +134,7 @@ class Worker:
             broker="off",
             engine=self._engine,
             receive_bytes_max=int(str(self._wishes.pop("bytes", 2**30))),
+            ports=self._ports,
         )
         try:
             with VolatileGroup(

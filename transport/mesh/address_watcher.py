@@ -74,7 +74,7 @@ class AddressWatcher:
     def _move(self, old: str, new: str) -> None:
         advertise = self._settings.advertise or new
         try:
-            sockets = reopen_sockets(self._sockets, address=new, advertise=advertise)
+            sockets = reopen_sockets(self._sockets, self._settings, address=new, advertise=advertise)
         except ConfigurationError as error:  # an address that is not ready yet, or has gone again
             _log.info("cannot go on from %s yet: %s", new, error)
             return

@@ -8,6 +8,7 @@ where the usual route leads over the first interface.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import ipaddress
 import os
@@ -25,6 +26,8 @@ from transport.settings import Settings
 
 BUFFER_BYTES = 4 * 2**20
 """Asked for in both directions; the kernel grants what its limits allow (systemd's sysctl file raises them)."""
+ANY = (0,)
+"""As ports: the kernel chooses one that is free."""
 DOCUMENTATION_ADDRESSES = ("192.0.2.1", "2001:db8::1")
 """No real hosts (RFC 5737, RFC 3849): asking for a route there shows the default route's address, and sends nothing."""
 
@@ -64,9 +67,9 @@ def open_sockets(settings: Settings, *, hint: str = "") -> Sockets:
     advertise = settings.advertise or address
     if ipaddress.ip_address(advertise.partition("%")[0]).is_unspecified:
         advertise = _own_address(settings, hint)
-    compute = _bind(address, settings.listen_port)
+    compute = _bind(address, settings.ports or ANY)
     try:
-        bulk = _bind(address, 0)
+        bulk = _bind(address, settings.ports or ANY)
     except ConfigurationError:
         compute.close()
         raise
@@ -90,7 +93,7 @@ def open_all_sockets(settings: Settings, *, hint: str = "") -> tuple[Sockets, ..
         if len(found) == LOCATIONS_MAX:
             break
         with contextlib.suppress(ConfigurationError):  # it has just gone, or is not ready yet
-            found.append(_open_on(name, address, first))
+            found.append(_open_on(name, address, first, settings))
     if len(found) == 1:
         return (first,)
     home = next((name for name, known in interfaces.items() if first.advertise in [one.address for one in known]), "")
@@ -105,7 +108,7 @@ def locations_of(pairs: Sequence[Sockets]) -> tuple[Location, ...]:
     )
 
 
-def reopen_sockets(before: Sockets, *, address: str, advertise: str) -> Sockets:
+def reopen_sockets(before: Sockets, settings: Settings, *, address: str, advertise: str) -> Sockets:
     """Bind both sockets to another address of this host, to the same ports where those are free there.
 
     Raises:
@@ -114,10 +117,7 @@ def reopen_sockets(before: Sockets, *, address: str, advertise: str) -> Sockets:
     bound: list[socket.socket] = []
     for port in (before.compute_port, before.bulk_port):
         try:
-            try:
-                bound.append(_bind(address, port))
-            except ConfigurationError:
-                bound.append(_bind(address, 0))
+            bound.append(_bind(address, (port, *(settings.ports or ANY))))
         except ConfigurationError:
             for sock in bound:
                 sock.close()
@@ -128,29 +128,40 @@ def reopen_sockets(before: Sockets, *, address: str, advertise: str) -> Sockets:
 def is_ours(address: str) -> bool:
     """Whether an address is one of this host's at this moment."""
     try:
-        _bind(address, 0).close()
+        _bind(address, ANY).close()
     except ConfigurationError:
         return False
     return True
 
 
-def _bind(address: str, port: int) -> socket.socket:
+def _bind(address: str, ports: Sequence[int]) -> socket.socket:
+    """A socket at the first of the ports that is free there."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_DGRAM)
     try:
         for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
             sock.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
         sock.setblocking(False)
-        sock.bind((address, port))
+        for left, port in zip(reversed(range(len(ports))), ports, strict=True):
+            try:
+                sock.bind((address, port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE or not left:
+                    raise
+            else:
+                break
     except OSError as error:
         sock.close()
-        raise ConfigurationError("HIVE_LISTEN", f"{address}:{port}", f"cannot bind: {error.strerror}") from error
+        if error.errno == errno.EADDRINUSE:
+            text, reason = f"{min(ports)}-{max(ports)}", f"at {address} all of them are in use: name more"
+            raise ConfigurationError("HIVE_PORTS", text, reason) from error
+        raise ConfigurationError("HIVE_LISTEN", address, f"cannot bind: {error.strerror}") from error
     return sock
 
 
-def _open_on(name: str, address: str, like: Sockets) -> Sockets:
+def _open_on(name: str, address: str, like: Sockets, settings: Settings) -> Sockets:
     """A pair for another address, at the ports of the first pair where those are free."""
-    pair = replace(reopen_sockets(like, address=address, advertise=address), interface=name)
+    pair = replace(reopen_sockets(like, settings, address=address, advertise=address), interface=name)
     try:
         for sock in (pair.compute, pair.bulk):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, name.encode())

@@ -29,7 +29,6 @@ from types import FrameType, TracebackType
 from typing import TypeVar
 
 from hive_qos.errors import (
-    ConfigurationError,
     EvictedError,
     HiveError,
     MisuseError,
@@ -94,7 +93,7 @@ class VolatileGroup:
         PeerError: the state cannot be received.
         MisuseError: the name cannot be one.
         RegisterLostError: the register cannot be reached.
-        ConfigurationError: no tape can be written into the folder of the settings, or they name a port.
+        ConfigurationError: no tape can be written into the folder of the settings.
     """
 
     def __init__(
@@ -119,9 +118,6 @@ class VolatileGroup:
             raise MisuseError(f"a member's name has 1 to {NAME_BYTES_MAX} bytes: {name!r}")
         if not isinstance(register, Register):
             raise MisuseError(f'a group joins a register, as torch_register("host:port") makes, not {register!r:.80}')
-        if settings.listen_port:
-            reason = "a volatile group connects anew for each member that joins, at another port: give no port"
-            raise ConfigurationError("HIVE_LISTEN", f"{settings.listen}:{settings.listen_port}", reason)
         if settings.tape:
             require_folder(settings.tape)  # only here: where it is gone later, training goes on
         self._register, self._name, self._settings = register, name, settings

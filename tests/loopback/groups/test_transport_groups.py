@@ -460,12 +460,24 @@ def test_stores_for_scripts_without_torch(ranks, tmp_path: Path, kind):
     assert len(ranks.groups) == 2
 
 
-def test_a_port_that_is_taken_is_the_operators_to_mend():
+def test_all_sockets_take_their_ports_from_the_range_and_the_operator_hears_where_that_is_too_small(ranks: Ranks):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
         taken.bind((LOCAL.listen, 0))
-        settings = dataclasses.replace(LOCAL, listen_port=taken.getsockname()[1])
-        with pytest.raises(ConfigurationError, match="HIVE_LISTEN"):
-            Group.connect(MemoryRendezvous(), rank=0, world_size=1, settings=settings)
+        port = taken.getsockname()[1]
+        settings = dataclasses.replace(LOCAL, ports=range(port, port + 12))
+        ranks.connect(2, settings=settings)
+        used = [
+            port
+            for group in ranks.groups
+            for one in group._runtime._endpoint.peers.own
+            for port in (one.port, one.bulk_port)
+        ]
+        assert len(set(used)) == 4
+        assert set(used) < set(settings.ports)
+        assert port not in used
+        small = dataclasses.replace(LOCAL, ports=range(port, port + 2))
+        with pytest.raises(ConfigurationError, match=f"HIVE_PORTS = '{port}-{port + 1}': at 127.0.0.1 all of them"):
+            Group.connect(MemoryRendezvous(), rank=0, world_size=1, settings=small)
 
 
 def test_a_group_that_was_closed_takes_no_more_calls():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from volatile_workers import SECRET, Forgetful, Worker, agree, trio, until, works
 
-from hive_qos.errors import ConfigurationError, HiveError, MisuseError, PeerError, RegisterLostError
+from hive_qos.errors import HiveError, MisuseError, PeerError, RegisterLostError
 from transport.group import Group
 from transport.settings import Settings
 from transport.volatile.group import VolatileGroup
@@ -32,11 +32,15 @@ def test_what_is_not_finite_is_not_sent_and_its_member_named(start: Callable[...
     assert [str(one) for one in members[0].met[-1].members] == ["a", "c"]
 
 
-def test_a_port_in_the_settings_is_refused_for_each_mesh_has_another() -> None:
-    register, nothing = Register(MemoryStore(), job="job", secret=SECRET), lambda *_: None
-    settings = Settings(listen="127.0.0.1", listen_port=4242, broker="off")
-    with pytest.raises(ConfigurationError, match="give no port"):
-        VolatileGroup(register, name="a", get_state=bytes, set_state=nothing, apply_result=nothing, settings=settings)
+def test_a_range_of_ports_serves_all_members_of_a_host_as_they_come(start: Callable[..., Worker]) -> None:
+    store, ports = MemoryStore(), range(23_000, 23_040)  # no other test's, and below those that the kernel chooses
+    members = trio(start, store, ports=ports)
+    members.append(start("d", store, ports=ports))
+    until(lambda: [one.allow() for one in members] and all(one.group is not None for one in members))
+    for one in members:
+        assert one.group is not None
+        own = one.group._control.links.present.group._runtime._endpoint.peers.own
+        assert {own[0].port, own[0].bulk_port} < set(ports)
 
 
 def test_a_member_that_computes_wrong_is_named_and_the_others_go_on(

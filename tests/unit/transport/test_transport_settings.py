@@ -75,5 +75,5 @@ def test_a_secret_may_be_any_bytes_and_a_job_s_name_that_is_no_text_is_named() -
 
 
 def test_addresses_are_told_as_others_read_them() -> None:
-    settings = Settings.from_environment({"HIVE_LISTEN": "[FD00:0::1]:4242", "HIVE_ADVERTISE": "2001:db8:0:0:0:0:0:7"})
-    assert (settings.listen, settings.listen_port, settings.advertise) == ("fd00::1", 4242, "2001:db8::7")
+    settings = Settings.from_environment({"HIVE_LISTEN": "FD00:0::1", "HIVE_ADVERTISE": "2001:db8:0:0:0:0:0:7"})
+    assert (settings.listen, settings.advertise) == ("fd00::1", "2001:db8::7")

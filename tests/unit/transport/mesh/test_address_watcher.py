@@ -211,8 +211,8 @@ def test_an_address_that_the_user_chose_is_kept(host: Host) -> None:
 
 def test_the_ports_stay_where_they_are_free_and_change_where_they_are_not() -> None:
     before = open_sockets(Settings(listen="127.0.0.1"))
-    moved = reopen_sockets(before, address="127.0.0.2", advertise="127.0.0.2")
-    again = reopen_sockets(before, address="127.0.0.2", advertise="127.0.0.2")
+    moved = reopen_sockets(before, Settings(), address="127.0.0.2", advertise="127.0.0.2")
+    again = reopen_sockets(before, Settings(), address="127.0.0.2", advertise="127.0.0.2")
     try:
         assert (moved.compute_port, moved.bulk_port) == (before.compute_port, before.bulk_port)
         assert {again.compute_port, again.bulk_port}.isdisjoint({before.compute_port, before.bulk_port})
