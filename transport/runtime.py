@@ -228,8 +228,8 @@ class Runtime:
         while not wait_until(self._connected, min(give_up_s, time.monotonic() + ABORT_CHECK_S)):
             now_s, missing = time.monotonic(), self._endpoint.peers.missing()
             if now_s >= min(give_up_s, warn_s):
-                address, why = self._endpoint.peers.address, self._endpoint.dial_errors
-                waiting = {rank: (address(rank), why.get(rank, "")) for rank in missing}
+                tried, why = self._endpoint.peers.tried, self._endpoint.dial_errors
+                waiting = {rank: (tried(rank), why.get(rank, "")) for rank in missing}
                 if now_s >= give_up_s:
                     raise unconnected_error(waiting, timeout_s)
                 _log.warning("%s", unconnected_error(waiting, UNCONNECTED_S))

@@ -212,12 +212,13 @@ def unconnected_error(waiting: Mapping[int, tuple[str, str]], timeout_s: float) 
     """The error for ranks whose addresses are known, and to whom no connection came to stand.
 
     Args:
-        waiting: of each rank its address, and why the last attempt failed; "" where none has.
+        waiting: of each rank where it was dialled, and why the last attempt failed; "" where none has.
     """
     shown = ", ".join(f"rank {rank} at {address}{why and f' ({why})'}" for rank, (address, why) in waiting.items())
     what = (
-        f"connecting: nothing from {shown}, although the address is known. Let UDP pass between the hosts, or say by"
-        " HIVE_INTERFACE or HIVE_LISTEN which addresses reach each other; or look whether its process has ended"
+        f"connecting: nothing from {shown}, although the address is known. Let UDP pass between the hosts (HIVE_PORTS),"
+        " or say by HIVE_INTERFACE or HIVE_LISTEN which addresses reach each other; or look whether its process has"
+        " ended"
     )
     return TimedOutError(what, timeout_s=timeout_s)
 

@@ -511,6 +511,13 @@ class PeerTable:
         connection = None if route is None else peer.compute.connections.get(route)
         return peer.locations[0].address if connection is None else connection.address
 
+    def tried(self, rank: int) -> str:
+        """Where a rank is dialled, for an error: its first address, and those that other ranks have seen."""
+        peer = self.peers[rank]
+        seen = [way.path.remote for way in peer.compute.ways if way.path.remote.interface == UNTOLD]
+        outer = "".join(f", behind NAT at {one.address} port {one.port}" for one in dict.fromkeys(seen))
+        return peer.locations[0].address + outer
+
     def missing(self) -> list[int]:
         """Ranks that have never been connected."""
         return [peer.rank for peer in self.peers.values() if peer.phase is Phase.NEW]

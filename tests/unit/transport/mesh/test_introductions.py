@@ -129,6 +129,7 @@ def test_a_rank_is_dialled_where_it_was_seen_too_at_each_address_once():
     told, *others = [way.path for way in side.peers.peers[5].compute.ways]
     assert told.remote == location(5)
     assert [path.remote for path in others] == [Location(UNTOLD, OUTSIDE[0], OUTSIDE[1], OUTSIDE[1])]
+    assert side.peers.tried(5) == "192.168.5.2, behind NAT at 203.0.113.7 port 40000"
 
 
 def test_a_lying_rank_makes_us_dial_some_addresses_at_most():
