@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,23 +51,27 @@ def running(
     *,
     six: bool = False,
     broker: str = "off",
+    where: Mapping[str, str] | None = None,
 ) -> Iterator[list[Running]]:
     """A rank for each of `ranks`, all of which have done a few rounds.
 
     Args:
-        ranks: the host, a or b, and the engine of each.
+        ranks: the host and the engine of each.
         six: over IPv6.
         broker: the session socket for those in host a.
+        where: what tells each in which direction the others are; None in the lab of two hosts a and b.
     """
     environment = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     started = []
     for rank, (host, engine) in enumerate(ranks):
-        other = lab["b" if host == "a" else "a"]
-        where = {"MASTER_ADDR": other.address6 if six else other.address}
+        leads = where
+        if leads is None:
+            other = lab["b" if host == "a" else "a"]
+            leads = {"MASTER_ADDR": other.address6 if six else other.address}
         options = ["--rank", str(rank), "--size", str(len(ranks)), "--folder", str(tmp_path), "--engine", engine]
         argv = [sys.executable, str(PROGRAM), *options, "--broker", broker if host == "a" else "off"]
-        started.append(Running(lab[host].popen(argv, env=environment | where, **pipes)))
+        started.append(Running(lab[host].popen(argv, env=environment | dict(leads), **pipes)))
     try:
         for one in started:
             one.rounds(5)

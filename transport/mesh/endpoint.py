@@ -110,7 +110,7 @@ class Endpoint:
         self._early: list[Event] = []
         self.closing = False
         self.liveness = LivenessCheck(peers, self.control)
-        self.introductions = Introductions(peers, self.control)
+        self.introductions = Introductions(peers, self.control, lambda: self._need_engine().statistics())
 
     @property
     def hello(self) -> dict[int, object]:
@@ -345,8 +345,6 @@ class Endpoint:
             engine.disconnect(event.connection, wire_code=WireCode.PEER_UNEXPECTED, reason="no rank of this group")
             return
         address = event.remote[0] if dialled is None else dialled.address[0]
-        if dialled is None:
-            self.introductions.dialled_by(peer.rank, bulk=bulk, source=event.remote)
         if not self.peers.up(peer.rank, event.connection, bulk=bulk, dialled=dialled, local=local, address=address):
             if self.peers.error(peer.rank) is None:
                 engine.disconnect(event.connection, wire_code=WireCode.NO_ERROR, reason="there is another one by now")

@@ -14,12 +14,12 @@ import ipaddress
 import logging
 from collections.abc import Callable, Mapping
 
-from transport.engine.base import Address
+from transport.engine.base import Address, ConnectionStatistics
 from transport.mesh.paths import checked_integer, checked_text, is_group_or_none
 from transport.mesh.peers import PeerTable, Phase
 
 ASK_S = 0.5
-"""Between looks; who lacks a connection at two in a row is asked for."""
+"""Between looks. A new rank is asked for at the second: most are there by then. A lost one has two seconds to live."""
 ASKED_MAX = 4
 """So many ranks are asked at a time; the next time the next ones."""
 
@@ -31,30 +31,30 @@ class Introductions:
 
     Args:
         control: sends a small message to a rank.
+        statistics: of each connection, with where its packets come from by now: a router may change that.
     """
 
-    def __init__(self, peers: PeerTable, control: Callable[[int, Mapping[str, object]], None]) -> None:
+    def __init__(
+        self,
+        peers: PeerTable,
+        control: Callable[[int, Mapping[str, object]], None],
+        statistics: Callable[[], Mapping[int, ConnectionStatistics]],
+    ) -> None:
         self._peers = peers
         self._control = control
-        self._seen: dict[tuple[int, bool], Address] = {}
+        self._statistics = statistics
         self._lacking: set[tuple[int, bool]] = set()
         self._look_s = 0.0
         self._turn = 0
 
-    def dialled_by(self, rank: int, *, bulk: bool, source: Address) -> None:
-        """A rank has dialled us from that address."""
-        if source in [one.of(bulk=bulk) for one in self._peers.peers[rank].locations]:
-            self._seen.pop((rank, bulk), None)
-        else:
-            self._seen[rank, bulk] = source
-
     def tick(self, now_s: float) -> float:
-        """Ask for ranks that lack a connection and did so the last time; returns when to be called next."""
+        """Ask for ranks that lack a connection; returns when to be called next."""
         if now_s >= self._look_s:
             self._look_s = now_s + ASK_S
             before, self._lacking = self._lacking, set(self._peers.lacking())
-            for rank, bulk in before & self._lacking:
-                self._ask(rank, bulk=bulk)
+            for rank, bulk in self._lacking:
+                if (rank, bulk) in before or self._peers.peers[rank].phase is Phase.LOST:
+                    self._ask(rank, bulk=bulk)
         return self._look_s if self._lacking else float("inf")
 
     def _ask(self, rank: int, *, bulk: bool) -> None:
@@ -72,14 +72,27 @@ class Introductions:
         """
         if self._peers.peers[rank].phase is not Phase.UP:
             return  # it may be here by the next time
-        unknown = [one for one in (by, rank) if bulk and (one, False) in self._seen and (one, True) not in self._seen]
+        unknown = [
+            one for one in (by, rank) if bulk and self._outer(one, bulk=False) and not self._outer(one, bulk=True)
+        ]
         for one in unknown:
             self._peers.want_bulk(one)  # it dials us for bulk as well, and is asked for again
         if unknown:
             return
         for to, one in ((by, rank), (rank, by)):
-            if (source := self._seen.get((one, bulk))) is not None:
+            if (source := self._outer(one, bulk=bulk)) is not None:
                 self._control(to, {"op": "seen", "rank": one, "bulk": bulk, "address": source[0], "port": source[1]})
+
+    def _outer(self, rank: int, *, bulk: bool) -> Address | None:
+        """From where a rank dials us, if it is not what it told."""
+        statistics = self._statistics()
+        sources = [
+            statistics[connection].remote
+            for connection in self._peers.dialled_by(rank, bulk=bulk)
+            if connection in statistics
+        ]
+        told = [one.of(bulk=bulk) for one in self._peers.peers[rank].locations]
+        return next((one for one in sources if one not in told), None)
 
     def told(self, by: int, rank: int, message: Mapping[str, object], *, bulk: bool, now_s: float) -> None:
         """A rank says from where it is dialled by another one."""

@@ -401,7 +401,8 @@ class PeerTable:
         """After one side has moved. Attempts under way are left to themselves."""
         paths = paths_between(self._own, peer.locations)
         for channel in (peer.compute, peer.bulk):
-            channel.ways = [_Way(path, now_s) for path in paths]
+            seen = [way for way in channel.ways if way.path.remote.interface == UNTOLD]
+            channel.ways = [*seen, *(_Way(path, now_s) for path in paths)]
             begin_s = max(now_s, channel.look_s) if channel.connections else now_s
             channel.race(begin_s)
             channel.look_s = begin_s + SPARE_AGAIN_S
@@ -449,18 +450,22 @@ class PeerTable:
             if any(one.by_smaller == (self._rank < peer.rank) for one in peer.compute.connections.values())
         ]
 
+    def dialled_by(self, rank: int, *, bulk: bool) -> list[int]:
+        """The connections that a rank has dialled."""
+        theirs = rank < self._rank
+        found = self.peers[rank].channel(bulk=bulk).connections
+        return [connection for connection, one in found.items() if one.by_smaller == theirs]
+
     def seen_at(self, rank: int, address: Address, *, bulk: bool, now_s: float) -> None:
-        """Another rank is dialled by this one from `address`: dial it there, too, until it moves."""
+        """Another rank is dialled by this one from `address`: dial it there, too."""
         remote = Location(UNTOLD, *address, address[1])
         own = [number for number, one in enumerate(self._own) if (":" in one.address) == (":" in remote.address)]
         channel = self.peers[rank].channel(bulk=bulk)
         told = [way for way in channel.ways if way.path.remote.interface != UNTOLD]
         seen = [way for way in channel.ways if way.path.remote.interface == UNTOLD and way.path.remote != remote]
         kept = [way for way in channel.ways if way.path.remote == remote]
-        channel.ways = [
-            *told,
-            *(seen + (kept or [_Way(Path(number, remote), now_s) for number in own]))[-SEEN_WAYS_MAX:],
-        ]
+        new = kept or [_Way(Path(number, remote), now_s) for number in own]
+        channel.ways = [*(seen + new)[-SEEN_WAYS_MAX:], *told]
 
     def want_bulk(self, rank: int) -> None:
         """Something is to go over the bulk connection; `due` dials it when there is none."""

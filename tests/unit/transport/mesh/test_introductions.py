@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import fields
 
 import pytest
 
-from transport.engine.base import Address
+from transport.engine.base import Address, ConnectionStatistics
 from transport.mesh.introductions import ASK_S, ASKED_MAX, Introductions
 from transport.mesh.paths import Location, Path
 from transport.mesh.peers import SEEN_WAYS_MAX, UNTOLD, Action, AskForBulk, Contact, Dial, PeerTable
@@ -20,6 +21,13 @@ def location(rank: int) -> Location:
     return Location(0, f"192.168.{rank}.2", 5000, 6000)
 
 
+def statistics(remote: Address) -> ConnectionStatistics:
+    times = {"rtt_s": 0.01, "rtt_s_min": 0.01, "rtt_latest_s": 0.01, "application_limited": False}
+    names = [field.name for field in fields(ConnectionStatistics)]
+    counts = {name: 0 for name in names if name.endswith(("_bytes", "_packets", "_per_s"))}
+    return ConnectionStatistics(**{"peer": "node", "remote": remote, "bulk": False, **times, **counts})  # type: ignore[arg-type]
+
+
 class Side:
     """Rank 3 of seven, with what it has sent."""
 
@@ -28,7 +36,12 @@ class Side:
         contacts = [Contact(other, f"node-{other}", (location(other),)) for other in range(SIZE) if other != rank]
         self.peers = PeerTable(rank, [location(rank)], contacts, reconnect_s=2.0, now_s=100.0)
         self.sent: list[tuple[int, Mapping[str, object]]] = []
-        self.introductions = Introductions(self.peers, lambda to, message: self.sent.append((to, message)))
+        self.remotes: dict[int, Address] = {}
+        self.introductions = Introductions(
+            self.peers,
+            lambda to, message: self.sent.append((to, message)),
+            lambda: {number: statistics(remote) for number, remote in self.remotes.items()},
+        )
 
     def up(self, rank: int, *, dialled: bool, source: Address | None = None, bulk: bool = False) -> None:
         """A connection to a rank, which we have dialled, or which it has from `source`."""
@@ -37,7 +50,7 @@ class Side:
         address = location(rank).address if source is None else source[0]
         assert self.peers.up(rank, number, bulk=bulk, dialled=dial, local=0, address=address)
         if source is not None:
-            self.introductions.dialled_by(rank, bulk=bulk, source=source)
+            self.remotes[number] = source
 
     def dials(self, now_s: float = 105.0) -> list[Dial]:
         return [action for action in self.peers.due(now_s) if isinstance(action, Dial)]
@@ -63,13 +76,22 @@ def test_both_hear_at_the_same_time_from_where_the_other_one_has_dialled():
     assert side.sent == [(6, seen(5)), (5, seen(6, address=HOME))]
 
 
+def test_where_a_router_has_changed_that_since_the_new_address_is_said():
+    side = Side()
+    side.up(5, dialled=False, source=OUTSIDE)
+    side.up(6, dialled=True)
+    side.remotes[5] = HOME
+    side.introductions.asked(6, 5, bulk=False)
+    assert side.sent == [(6, seen(5, address=HOME))]
+
+
 @pytest.mark.parametrize("dialled", [True, False])
 def test_nothing_is_said_of_who_can_be_dialled_where_it_says(dialled: bool):
     side = Side()
     side.up(6, dialled=True)
     side.up(5, dialled=dialled, source=None if dialled else OUTSIDE)
     if not dialled:
-        side.introductions.dialled_by(5, bulk=False, source=location(5).of(bulk=False))  # again, from there
+        side.remotes[5] = location(5).of(bulk=False)
     side.introductions.asked(6, 5, bulk=False)
     assert side.sent == []
 
@@ -126,7 +148,7 @@ def test_a_rank_is_dialled_where_it_was_seen_too_at_each_address_once():
     for _ in range(2):
         side.tell(5, seen(5))
         assert [one.address for one in side.dials() if one.rank == 5][:1] in ([OUTSIDE], [])
-    told, *others = [way.path for way in side.peers.peers[5].compute.ways]
+    *others, told = [way.path for way in side.peers.peers[5].compute.ways]
     assert told.remote == location(5)
     assert [path.remote for path in others] == [Location(UNTOLD, OUTSIDE[0], OUTSIDE[1], OUTSIDE[1])]
     assert side.peers.tried(5) == "192.168.5.2, behind NAT at 203.0.113.7 port 40000"
@@ -138,7 +160,7 @@ def test_a_lying_rank_makes_us_dial_some_addresses_at_most():
         side.tell(5, seen(5, address=(OUTSIDE[0], port)))
     ways = side.peers.peers[5].compute.ways
     assert len(ways) == 1 + SEEN_WAYS_MAX
-    assert ways[0].path.remote == location(5)
+    assert ways[-1].path.remote == location(5)
 
 
 @pytest.mark.parametrize(
@@ -179,3 +201,13 @@ def test_an_address_of_a_family_that_we_lack_is_not_dialled():
     side = Side()
     side.tell(5, seen(5, address=("2001:db8::7", 1)))
     assert len(side.peers.peers[5].compute.ways) == 1
+
+
+def test_a_lost_rank_is_asked_for_at_once():
+    side = Side(rank=0)
+    for rank in range(1, SIZE):
+        side.up(rank, dialled=True)
+    assert side.introductions.tick(105.0) == float("inf")
+    side.peers.down(5, reason="cut", now_s=105.1)
+    side.introductions.tick(105.5)
+    assert [message["rank"] for _, message in side.sent] == [5] * ASKED_MAX
