@@ -9,9 +9,11 @@ from dataclasses import fields
 import pytest
 
 from transport.engine.base import Address, ConnectionStatistics
-from transport.mesh.introductions import ASK_S, ASKED_MAX, Introductions
+from transport.mesh.introductions import ASK_S, ASKED_MAX, RELAY_ASKED, Introductions
 from transport.mesh.paths import Location, Path
 from transport.mesh.peers import SEEN_WAYS_MAX, UNTOLD, Action, AskForBulk, Contact, Dial, PeerTable
+from transport.mesh.relays import Relays
+from transport.mesh.sockets import Sockets
 
 SIZE = 7
 OUTSIDE = ("203.0.113.7", 40_000)
@@ -37,10 +39,13 @@ class Side:
         self.peers = PeerTable(rank, [location(rank)], contacts, reconnect_s=2.0, now_s=100.0)
         self.sent: list[tuple[int, Mapping[str, object]]] = []
         self.remotes: dict[int, Address] = {}
+        self.opened: list[Sockets] = []
+        self.relays = Relays((), self.opened.append)
         self.introductions = Introductions(
             self.peers,
             lambda to, message: self.sent.append((to, message)),
             lambda: {number: statistics(remote) for number, remote in self.remotes.items()},
+            self.relays,
         )
 
     def up(self, rank: int, *, dialled: bool, source: Address | None = None, bulk: bool = False) -> None:
@@ -54,6 +59,9 @@ class Side:
 
     def dials(self, now_s: float = 105.0) -> list[Dial]:
         return [action for action in self.peers.due(now_s) if isinstance(action, Dial)]
+
+    def asked(self, by: int, rank: int, *, bulk: bool = False, now_s: float = 105.0) -> None:
+        self.introductions.asked(by, rank, bulk=bulk, now_s=now_s)
 
     def tell(self, rank: int, message: Mapping[str, object], *, bulk: bool = False) -> None:
         self.introductions.told(0, rank, message, bulk=bulk, now_s=105.0)
@@ -69,10 +77,10 @@ HOME = ("203.0.113.9", 1000)
 def test_both_hear_at_the_same_time_from_where_the_other_one_has_dialled():
     side = Side()
     side.up(6, dialled=False, source=HOME)
-    side.introductions.asked(6, 5, bulk=False)
+    side.asked(6, 5)
     assert side.sent == []  # nothing is known of 5 yet, and 6 would dial alone
     side.up(5, dialled=False, source=OUTSIDE)
-    side.introductions.asked(6, 5, bulk=False)
+    side.asked(6, 5)
     assert side.sent == [(6, seen(5)), (5, seen(6, address=HOME))]
 
 
@@ -81,7 +89,7 @@ def test_where_a_router_has_changed_that_since_the_new_address_is_said():
     side.up(5, dialled=False, source=OUTSIDE)
     side.up(6, dialled=True)
     side.remotes[5] = HOME
-    side.introductions.asked(6, 5, bulk=False)
+    side.asked(6, 5)
     assert side.sent == [(6, seen(5, address=HOME))]
 
 
@@ -92,7 +100,7 @@ def test_nothing_is_said_of_who_can_be_dialled_where_it_says(dialled: bool):
     side.up(5, dialled=dialled, source=None if dialled else OUTSIDE)
     if not dialled:
         side.remotes[5] = location(5).of(bulk=False)
-    side.introductions.asked(6, 5, bulk=False)
+    side.asked(6, 5)
     assert side.sent == []
 
 
@@ -102,11 +110,11 @@ def test_who_is_not_known_for_bulk_is_asked_to_dial_for_it_before_anybody_is_tol
     side.up(6, dialled=False, source=HOME)
     asked: list[Action] = []
     for rank in (5, 6):
-        side.introductions.asked(6, 5, bulk=True)
+        side.asked(6, 5, bulk=True)
         assert side.sent == []
         asked += [action for action in side.peers.due(105.0) if isinstance(action, AskForBulk)]
         side.up(rank, dialled=False, source=("203.0.113.7", 40_000 + rank), bulk=True)
-    side.introductions.asked(6, 5, bulk=True)
+    side.asked(6, 5, bulk=True)
     assert asked == [AskForBulk(5), AskForBulk(6)]
     told = [seen(rank, bulk=True, address=("203.0.113.7", 40_000 + rank)) for rank in (5, 6)]
     assert side.sent == [(6, told[0]), (5, told[1])]
@@ -211,3 +219,54 @@ def test_a_lost_rank_is_asked_for_at_once():
     side.peers.down(5, reason="cut", now_s=105.1)
     side.introductions.tick(105.5)
     assert [message["rank"] for _, message in side.sent] == [5] * ASKED_MAX
+
+
+def of_relays(side: Side) -> list[tuple[int, Mapping[str, object]]]:
+    return [(to, message) for to, message in side.sent if message["op"] == "relay"]
+
+
+def test_two_who_ask_for_each_other_again_and_again_are_told_of_a_way_through_this_rank():
+    side = Side()
+    side.up(5, dialled=False, source=OUTSIDE)
+    side.up(6, dialled=True)
+    for number in range(RELAY_ASKED):
+        assert of_relays(side) == []
+        side.asked(*((5, 6) if number % 2 else (6, 5)), now_s=105.0 + number * ASK_S)
+    (opened,) = side.opened
+    ports = {"port": opened.compute_port, "bulk_port": opened.bulk_port}
+    expected = [(5, {"op": "relay", "rank": 6, **ports}), (6, {"op": "relay", "rank": 5, **ports})]
+    assert of_relays(side) == expected
+    side.asked(5, 6, now_s=105.0 + RELAY_ASKED * ASK_S)
+    assert of_relays(side) == 2 * expected, "it keeps its sockets"
+    side.relays.close()
+
+
+@pytest.mark.parametrize("how", ["seldom", "as they told", "of itself", "from one address"])
+def test_nothing_is_relayed(how: str):
+    side = Side()
+    side.up(5, dialled=how == "as they told", source=None if how == "as they told" else OUTSIDE)
+    side.up(6, dialled=how != "from one address", source=OUTSIDE if how == "from one address" else None)
+    for number in range(3 * RELAY_ASKED):
+        side.asked(5, 5 if how == "of itself" else 6, now_s=105.0 + number * ASK_S * (3 if how == "seldom" else 1))
+    assert of_relays(side) == [] == side.opened
+
+
+def test_a_relayed_rank_is_dialled_at_the_relay_s_address_for_compute_and_for_bulk():
+    side = Side()
+    side.up(0, dialled=True)
+    side.introductions.relayed(0, 5, {"port": 41, "bulk_port": 42}, now_s=105.0)
+    found = side.peers.peers[5]
+    assert found.compute.ways[0].path.remote.of(bulk=False) == (location(0).address, 41)
+    assert found.bulk.ways[0].path.remote.of(bulk=True) == (location(0).address, 42)
+
+
+@pytest.mark.parametrize(
+    "ports", [{}, {"port": 41}, {"port": 0, "bulk_port": 42}, {"port": 41, "bulk_port": "x"}], ids=str
+)
+def test_a_relay_without_ports_is_not_dialled(ports: dict[str, object], caplog: pytest.LogCaptureFixture):
+    side = Side()
+    side.up(0, dialled=True)
+    with caplog.at_level(logging.WARNING):
+        side.introductions.relayed(0, 5, ports, now_s=105.0)
+    assert len(side.peers.peers[5].compute.ways) == 1
+    assert "rank 0 says that it relays to rank 5" in caplog.text
