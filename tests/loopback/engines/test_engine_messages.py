@@ -19,6 +19,7 @@ from engine_support import (
     connected,
     engines,
     key,
+    over,
     pytest_generate_tests,
 )
 from patience import most_of, wait_until
@@ -238,6 +239,26 @@ def test_unposted_messages_are_held_back_while_posted_ones_go_through() -> None:
         for number, send in enumerate(flood):
             assert len(b.outcome(b.post("a", None, tag=100 + number)).payload) == 3 * 2**20
             assert isinstance(a.outcome(send), SendDone)
+
+
+@over(("aioquic", "aioquic"))  # native's senders keep no credit for what is asked for
+def test_complete_messages_fill_the_store_up_to_its_bound_and_stop_none_that_are_posted() -> None:
+    settings, size = EngineSettings(unexpected_bytes_max=4 * 2**20), 100_000
+    with connected(settings=settings) as (a, b, up, _):
+        flood = [a.send(up, bytes(size), tag=100 + number) for number in range(80)]
+        for _ in range(30):
+            post = b.post("a", None, tag=1)
+            a.send(up, bytes(size), tag=1)
+            assert len(b.outcome(post).payload) == size
+        done = [send for send in flood if a.found_outcome(send)]
+        assert size * len(done) <= settings.unexpected_bytes_max * 3 // 2  # the store, and a window of half as much
+        for number in range(len(flood)):
+            assert len(b.outcome(b.post("a", None, tag=100 + number)).payload) == size
+        for send in set(flood) - set(done):
+            assert isinstance(a.outcome(send), SendDone)
+        for _ in range(80):
+            a.send(up, bytes(size), tag=1)
+            assert len(b.outcome(b.post("a", None, tag=1)).payload) == size
 
 
 def test_discarded_steps_are_dropped_whether_they_wait_or_come_late() -> None:

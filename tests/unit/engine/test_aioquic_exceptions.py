@@ -154,17 +154,19 @@ def test_a_grant_that_is_lost_is_given_again(pair: Pair) -> None:
 
 
 def test_streams_that_end_let_the_peer_open_others_unless_they_are_held(pair: Pair) -> None:
-    pair.b.streams_held = True
+    pair.b.streams_held = STREAMS
     for _ in range(STREAMS):
         assert pair.a.may_open_stream
         pair.send(10, end=True)
     pair.settle()
     assert not pair.a.may_open_stream
-    pair.b.streams_held = False
+    pair.b.streams_held -= 1
     pair.settle()
     pair.a.send_ping(1)
     pair.settle()
     assert pair.a.may_open_stream
+    pair.send(10)
+    assert not pair.a.may_open_stream
 
 
 def test_what_has_come_is_counted_with_its_gaps_and_pieces(pair: Pair) -> None:

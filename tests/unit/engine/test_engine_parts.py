@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import random
+import tracemalloc
 from collections.abc import Callable
 
 import pytest
@@ -36,7 +37,7 @@ class Stack:
         self.ended: set[int] = set()
         self.acked: set[int] = set()
         self.resets: dict[int, int] = {}
-        self.received_bytes, self.data_limit, self.pieces, self.streams_held = 0, data_limit, 0, False
+        self.received_bytes, self.data_limit, self.pieces, self.streams_held = 0, data_limit, 0, 0
         self.highest: dict[int, int] = {}
         self.granted: dict[int, int] = {}
         self.stopped: dict[int, int] = {}
@@ -406,15 +407,40 @@ def test_held_bytes_narrow_the_window_and_posted_ones_do_not() -> None:
 
 def test_what_the_store_takes_whole_does_not_narrow_the_window() -> None:
     desk = Desk(store=8 * MIB, window=MIB)
-    whole = until_refused(desk, wire(bytes(60_000), tag=99)[:50_000], first=1)
-    assert 80 <= whole <= 90  # 67 that fit half of the store, and then a window of 1 MiB
+    whole = until_refused(desk, wire(bytes(70_000), tag=99)[:50_000], first=1)
+    assert 74 <= whole <= 84  # 58 that fit half of the store, and then a window of 1 MiB
+    desk = Desk(store=8 * MIB, window=MIB)
+    whole = until_refused(desk, wire(bytes(50_000), tag=99), first=1, end=True)
+    assert 175 <= whole <= 185  # 161 that fit the store, as they fit a stream's window
 
 
-def until_refused(desk: Desk, data: bytes, *, first: int) -> int:
+def test_complete_messages_that_the_store_does_not_take_narrow_the_window_until_they_are_asked_for() -> None:
+    desk = Desk(store=50_000, window=MIB)
+    for first in (1, 1001):
+        count = until_refused(desk, wire(bytes(50_000), tag=99), first=first, end=True)
+        assert 16 <= count <= 21
+        assert desk.stack.streams_held == count
+        for _ in range(count):
+            desk.post(None, tag=99)
+        desk.channel.update()
+        assert desk.stack.streams_held == 0
+
+
+def test_a_header_alone_takes_no_memory() -> None:
+    desk = Desk(store=64 * MIB, window=32 * MIB)
+    tracemalloc.start()
+    for number in range(1, 1000):
+        desk.data(2 + 4 * number, encode_header(Header(kind=Kind.BULK, length=20 * MIB)), False)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 8 * MIB
+
+
+def until_refused(desk: Desk, data: bytes, *, first: int, end: bool = False) -> int:
     """How many streams that begin with these bytes are taken before one is refused."""
     for number in range(first, 5000):
         try:
-            desk.data(2 + 4 * number, data, False)
+            desk.data(2 + 4 * number, data, end)
         except BeyondCredit:
             return number - first
     raise AssertionError("never refused")
@@ -554,8 +580,9 @@ def test_ranks_that_share_a_name_have_a_store_each() -> None:
     assert desk.matcher._reserved[7] == 0
 
 
-def test_an_operation_that_comes_when_half_of_the_store_is_taken_is_held_back_until_it_begins() -> None:
-    desk = Desk()
+@pytest.mark.parametrize("window", [MIB, 32 * MIB])  # less than a part for each stream, and more
+def test_an_operation_that_comes_when_half_of_the_store_is_taken_is_held_back_until_it_begins(window: int) -> None:
+    desk = Desk(window=window)
     for part in range(4):
         desk.part(5, part)
     assert desk.taken() == []

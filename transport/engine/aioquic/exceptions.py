@@ -73,8 +73,8 @@ class OpenedConnection(QuicConnection):
         for limit, streams in ((self._local_max_streams_bidi, 0), (self._local_max_streams_uni, streams_max)):
             limit.value = limit.sent = streams
         self._path_host: str | None = None
-        self.streams_held = False
-        """No further streams are granted for now."""
+        self.streams_held = 0
+        """Streams that have ended and count as open all the same."""
 
     # 1. Certificates
 
@@ -134,8 +134,7 @@ class OpenedConnection(QuicConnection):
         data, streams = self._local_max_data, self._local_max_streams_uni
         used, data.used = data.used, 0  # as above
         allowed = streams.value
-        if self.streams_held:
-            streams.value = streams.sent
+        streams.value = max(streams.sent, allowed - self.streams_held)
         try:
             super()._write_connection_limits(builder, space)
         finally:

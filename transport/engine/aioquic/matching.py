@@ -4,13 +4,14 @@ Theory of operation
 - A message is matched when its header is known: it takes the oldest post with its key, else it waits in the store.
 - A post takes the message with its key that was complete first, else the oldest incomplete one.
 - The store is bounded by credit, not by trust. An unposted stream may always fill the small window that every stream
-  begins with; it is granted its whole length only while no more than half of the store is reserved, so that the other
-  half is left for the beginnings of streams that are posted for. A posted stream is granted its whole length at once:
-  its memory is the caller's.
+  begins with. It is granted its whole length only while the store has room: all of it for a message that fits that
+  window, half for a longer one. A posted stream is granted its whole length at once: its memory is the caller's. A
+  grant goes beyond the first window, also where the message does not, so that its sender sees it.
 - A connection's window counts bytes that arrived and have neither a posted buffer nor a place in the store: the first
-  windows of unposted messages that the store cannot take. What the store took whole is bounded by the store. The
-  sender keeps a quarter of the window for control messages, for the heads of messages, and for those that were granted
-  their length (`outgoing`); so a full store stops unposted messages, while posted ones and control go on.
+  windows of unposted messages that the store cannot take. Complete ones count too, and as open streams. What the store
+  took whole is bounded by the store. The sender keeps a quarter of the window for control messages, for the heads of
+  messages, and for those that were granted (`outgoing`); so a full store stops unposted messages, while posted ones and
+  control go on.
 
 No sockets, no clock; of a connection a matcher knows only its `Incoming`, which takes credit and refusals.
 """
@@ -52,8 +53,8 @@ class ReceiveStream:
 
     `limit` is how far the peer may send by flow control, `received` how many bytes have come, `total` how many there
     will be. While `header` is None, they wait in `head`. Then payload goes to `destination`: a posted buffer, the
-    store's memory, which may be shorter than the message, or None when it is discarded. `reserved` is what it takes of
-    the store. `free` says that its bytes are not held for the peer any more (posted for, or thrown away).
+    store's memory, which grows as it comes, or None when it is discarded. `reserved` is what it takes of the store.
+    `free` says that its bytes are not held for the peer any more (posted for, in the store whole, or thrown away).
     `channel` is what it came over, None when that has ended; `account` is whom the store charges, `connection` the
     number by which the caller knows the channel.
     """
@@ -125,10 +126,6 @@ class Matcher:
     def reserved(self) -> int:
         """Memory taken by all that waits."""
         return sum(self._reserved.values())
-
-    def full(self, account: Hashable) -> bool:
-        """The store holds as much for an account as it may: no new streams, no more credit."""
-        return self._reserved.get(account, 0) >= self.store_bytes_max
 
     @property
     def idle(self) -> bool:
@@ -267,36 +264,27 @@ class Matcher:
             stream.channel.grant(stream, stream.head_bytes + header.length)
 
     def _store(self, stream: ReceiveStream) -> None:
-        """Reserve memory for an unposted message: all of it, or what the first window allows."""
-        assert stream.channel is not None
-        length = stream.message.length
-        reserved = self._reserved.get(stream.account, 0)
-        stream.free = reserved + length + OVERHEAD_BYTES <= self.store_bytes_max // 2
-        window = max(0, min(length, stream.limit - stream.head_bytes))
-        stream.destination = bytearray(length if stream.free else window)
-        stream.reserved = len(stream.destination) + OVERHEAD_BYTES
-        self._reserved[stream.account] = reserved + stream.reserved
-        if len(stream.destination) < length:
-            self._stalled[stream] = None
-        else:
-            stream.channel.grant(stream, stream.head_bytes + length)
-        if not stream.free and stream.message.step > self._begun.get(stream.message.group, -1):
+        """Keep an unposted message: all of it where there is room, else what the first window allows."""
+        window = max(0, min(stream.message.length, stream.limit - stream.head_bytes))
+        stream.destination = bytearray()  # memory is taken as it comes
+        stream.reserved = window + OVERHEAD_BYTES
+        self._reserved[stream.account] = self._reserved.get(stream.account, 0) + stream.reserved
+        self._stalled[stream] = None
+        self._place(stream)
+        crowded = not stream.free or self._reserved[stream.account] > self.store_bytes_max // 2
+        if crowded and stream.message.step > self._begun.get(stream.message.group, -1):
             self._held.hold(stream)
 
-    def _unstall(self) -> None:
-        """Grant stalled messages what has become free, oldest first."""
-        for stream in list(self._stalled):
-            assert isinstance(stream.destination, bytearray)
-            length = stream.message.length
-            more = length - len(stream.destination)
-            if stream.channel is None or self._reserved[stream.account] + more > self.store_bytes_max // 2:
-                continue
-            stream.destination.extend(bytes(more))
+    def _place(self, stream: ReceiveStream) -> None:
+        """Grant a stalled message its length if the store has room for it."""
+        more = stream.message.length + OVERHEAD_BYTES - stream.reserved
+        room = self.store_bytes_max // 2 if more else self.store_bytes_max
+        if stream.channel is not None and self._reserved[stream.account] + more <= room:
             stream.reserved += more
             self._reserved[stream.account] += more
             del self._stalled[stream]
             stream.free = True
-            stream.channel.grant(stream, stream.head_bytes + length)
+            stream.channel.grant(stream, stream.total)
 
     def _remove(self, stream: ReceiveStream) -> None:
         """Take a message out of the store; its bytes stay in `destination`."""
@@ -307,7 +295,8 @@ class Matcher:
         self._stalled.pop(stream, None)
         self._reserved[stream.account] -= stream.reserved
         stream.reserved = 0
-        self._unstall()
+        for stalled in list(self._stalled):  # oldest first
+            self._place(stalled)
 
     def _forget(self, post: Post) -> None:
         """Take a post out of everything that knows it."""

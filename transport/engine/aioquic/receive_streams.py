@@ -1,7 +1,7 @@
 """What one connection receives: message streams, their credit, and the peer's control stream.
 
 aioquic holds every limit that the peer was given against what it sends (RFC 9000 4), and hands on bytes in order. The
-connection's window is what arrived and is still held for the peer, plus `window_bytes` (`matching` says what is held).
+connection's window is `window_bytes` less what arrived and is still held for the peer (`matching` says what is held).
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class Incoming:
         self._say = say
         self._held = 0
         self._streams: dict[int, ReceiveStream] = {}
+        self._kept: set[ReceiveStream] = set()
         self._control = FrameReader()
 
     def on_data(self, stream_id: int, data: bytes, *, end: bool) -> None:
@@ -132,23 +133,26 @@ class Incoming:
 
     def update(self) -> None:
         """See what more the peer may send."""
-        self._quic.streams_held = self.matcher is not None and self.matcher.full(self.account)
-        # Tell the peer when a quarter of the window is free again: 4 frames a window are cheap and never late.
-        if self._quic.received_bytes + self.window_bytes - self._quic.data_limit >= self.window_bytes // 4:
+        self._quic.streams_held = len(self._kept)
+        # Tell the peer when a quarter of the window is free again, or as much as it has left: cheap, and never late.
+        quarter, left = self.window_bytes // 4, self._quic.data_limit - self._quic.received_bytes
+        if self.window_bytes - left >= quarter:
             held = self._quic.highest_of([number for number, stream in self._streams.items() if not stream.free])
-            limit = self._quic.received_bytes - held + self.window_bytes
-            if limit - self._quic.data_limit >= self.window_bytes // 4:
-                self._quic.grant_data(limit)
+            held += sum(stream.received for stream in self._kept)
+            if self.window_bytes - held - left >= min(quarter, left):
+                self._quic.grant_data(self._quic.received_bytes - held + self.window_bytes)
 
     # What a matcher asks for
 
     def grant(self, stream: ReceiveStream, limit: int) -> None:
-        """Let the peer send this stream up to `limit` bytes."""
-        stream.limit = max(limit, stream.limit)
-        self._quic.grant_stream(stream.stream_id, limit)
+        """Let the peer send this stream up to `limit` bytes, and show that it was granted: beyond the first window."""
+        stream.limit = max(limit, stream.limit, self.stream_window_bytes + 1)
+        self._quic.grant_stream(stream.stream_id, stream.limit)
+        self._kept.discard(stream)
 
     def refuse(self, stream: ReceiveStream, code: WireCode) -> None:
         """STOP_SENDING, while there is more to come."""
+        self._kept.discard(stream)
         if stream.stream_id in self._streams and not stream.complete:
             self._quic.stop_stream(stream.stream_id, code)
 
@@ -200,6 +204,8 @@ class Incoming:
         assert self.matcher is not None
         self._streams.pop(stream.stream_id, None)
         self.matcher.completed(stream)
+        if not stream.free:
+            self._kept.add(stream)
 
     def _check_length(self, stream: ReceiveStream) -> None:
         if stream.received > stream.total or (stream.complete and stream.received < stream.total):
