@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import os
 import signal
 import socket
 import subprocess
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from patience import wait_until
+from patience import LIMIT_S, wait_until
 from torch._C._distributed_c10d import Store, TCPStore
 
 from hive_qos.errors import MisuseError, RegisterLostError
@@ -59,9 +60,10 @@ def test_a_store_whose_connection_broke_is_connected_to_anew() -> None:
 
 def test_a_store_that_falls_silent_is_asked_again_when_it_is_back() -> None:
     with serving() as (server, port):
+        register_at(port, timeout_s=LIMIT_S).advance(FIRST, None)
         register = register_at(port, timeout_s=0.5)
-        register.advance(FIRST, None)
         server.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, server.pid, os.WSTOPPED)  # a thread that runs may answer until all of them stand
         for _ in range(2):
             with pytest.raises(RegisterLostError, match=r"no answer within 0.5 s"):
                 register.view()
