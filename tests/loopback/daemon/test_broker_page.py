@@ -169,8 +169,9 @@ def test_slow_clients_hold_up_nobody_for_long(served: Served, monkeypatch: pytes
 
 def test_too_many_requests_are_turned_away(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     assert served.running.daemon is not None
-    bucket = served.running.daemon._components.page._server._server._bucket
-    monkeypatch.setattr(bucket, "take", lambda **_: False)
+    opened = served.running.daemon._components.page
+    wait_until(lambda: opened._server)  # it answers before the daemon's thread has noted it
+    monkeypatch.setattr(opened._server._server._bucket, "take", lambda **_: False)
     assert served.get("/") == (0, {}, b"")
     monkeypatch.undo()
     assert served.get("/")[0] == 200
