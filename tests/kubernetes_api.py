@@ -94,11 +94,13 @@ class KubernetesApi:
     def put(self, one: dict[str, Any]) -> None:
         """Add or change a pod."""
         uid = one["metadata"]["uid"]
-        self._note("MODIFIED" if uid in self.pods else "ADDED", one)
-        self.pods[uid] = one
+        with self.changed:
+            self._note("MODIFIED" if uid in self.pods else "ADDED", one)
+            self.pods[uid] = one
 
     def delete(self, uid: str) -> None:
-        self._note("DELETED", self.pods.pop(uid))
+        with self.changed:
+            self._note("DELETED", self.pods.pop(uid))
 
     def forget(self) -> None:
         """Forget all history, as etcd's compaction does: whoever watches is told 410 and has to list again."""
@@ -136,8 +138,10 @@ class KubernetesApi:
         if target.path != "/api/v1/pods" or asked.get("fieldSelector") != "spec.nodeName=node-1":
             _say(request, 403, {"message": "pods is forbidden: only those of the own node"})
         elif "watch" in asked:
-            self.watches += 1
-            self._watch(request, int(asked["resourceVersion"]))
+            with self.changed:  # who sees the watch in the count can hang up on it
+                self.watches += 1
+                generation = self._hang_up
+            self._watch(request, int(asked["resourceVersion"]), generation)
         else:
             self.lists += 1
             with self.changed:
@@ -153,11 +157,10 @@ class KubernetesApi:
             _say(request, code, {"message": "Unauthorized" if code == 401 else "not now"})
         return code is not None
 
-    def _watch(self, request: BaseHTTPRequestHandler, version: int) -> None:
+    def _watch(self, request: BaseHTTPRequestHandler, version: int, generation: int) -> None:
         request.send_response(200)
         request.send_header("Transfer-Encoding", "chunked")
         request.end_headers()
-        generation = self._hang_up
         while True:
             with self.changed:
                 while not (
