@@ -11,6 +11,7 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
+from engine_relay import straight
 from engine_support import (
     ConnectionDown,
     ConnectionUp,
@@ -21,6 +22,7 @@ from engine_support import (
     key,
     over,
     pytest_generate_tests,
+    relayed,
 )
 from patience import most_of, wait_until
 
@@ -176,12 +178,21 @@ def test_cancelling_a_send_resets_its_stream_and_fails_the_receiver() -> None:
 
 
 def test_cancelling_a_post_refuses_the_message_that_it_had_taken() -> None:
-    with connected() as (a, b, up, _):
+    came_bytes = 0
+
+    def half(data: bytes) -> list[bytes]:
+        """The message stops in the middle, so that it cannot end before its post is cancelled."""
+        nonlocal came_bytes
+        came_bytes += len(data)
+        return [data] if came_bytes < 4 * 2**20 else []
+
+    with relayed(half, settings=EngineSettings(dead_after_s=60.0)) as (a, b, up, _, relay):
         post = b.post("a", bytearray(64 * 2**20))
         send = a.send(up, bytes(64 * 2**20))
         wait_until(lambda: sum(one.received_bytes for one in b.engine.statistics().values()) > 2**20)
         b.engine.cancel(post)
         assert isinstance(b.outcome(post).error, CancelledError)
+        relay.fate = straight
         assert isinstance(a.outcome(send).error, CancelledError)
 
 
