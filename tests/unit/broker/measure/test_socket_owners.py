@@ -21,9 +21,11 @@ class Host:
         self.walked: list[int] = []
         self.sockets: dict[int, list[int]] = {}
         self._commands: dict[int, str] = {}
+        self.parents: dict[int, int] = {}
         self.origins = SocketOwners(None, sockets_of=self._sockets_of)
         monkeypatch.setattr(psutil, "pids", lambda: sorted(self.sockets))
         monkeypatch.setattr(socket_owners, "_comm", lambda pid: self._commands[pid])
+        monkeypatch.setattr(socket_owners, "parent_of", self.parents.get)
         self._now_s = 0.0
 
     def start(self, pid: int, command: str, sockets: range) -> None:
@@ -84,7 +86,19 @@ def test_a_socket_that_changed_hands_has_its_new_process_in_time(host: Host) -> 
 def test_sockets_that_a_child_inherits_stay_the_parents(host: Host) -> None:
     host.start(7, "parent", range(900, 901))
     host.start(8, "child", range(900, 902))
+    host.start(9, "grandchild", range(900, 902))
+    host.parents |= {8: 7, 9: 8, 7: 1}
+    host.start(1, "init", range(0))
     assert host.commands_of(900, 901) == ["parent", "child"]
+
+
+def test_of_processes_that_nothing_is_known_of_the_newest_are_looked_into_first(host: Host) -> None:
+    for pid in range(10, 1000):
+        host.start(pid, "idle", range(0))
+    host.start(1000, "new", range(900, 901))
+    host.start(1001, "newer", range(901, 902))
+    assert host.commands_of(900, for_s=WALK_S) == ["new"]
+    assert host.walked == [1001, 1000]
 
 
 def test_one_that_nobody_holds_is_looked_for_once_in_a_while(host: Host) -> None:

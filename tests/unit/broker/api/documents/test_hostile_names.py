@@ -75,6 +75,7 @@ def origin_of(monkeypatch: pytest.MonkeyPatch, name: str) -> SocketOwner:
     """What `SocketOwners` makes of a process and a cgroup that have the name."""
     monkeypatch.setattr(psutil, "pids", lambda: [5])
     monkeypatch.setattr(socket_owners, "_comm", lambda _: name)
+    monkeypatch.setattr(socket_owners, "parent_of", lambda _: None)
     origins = SocketOwners("/mount", sockets_of=lambda _: iter([(3, 7)]))
     origins._cgroups = CgroupPaths("/mount", walk=lambda _: iter([("/" + name, 99)]))
     shown = ((connection(), "storage"),)
