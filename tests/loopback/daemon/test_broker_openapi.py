@@ -25,6 +25,11 @@ LEFT_OUT: dict[str, list[Any]] = {path: [positive_data_acceptance] for path in (
 """Which values fit depends on the configuration and on what is set, which no schema of a request knows."""
 
 
+def _is_written_wrongly(case: schemathesis.Case[Any]) -> bool:
+    """A list with an empty text in it is written `by=`, as a list of nothing is, which may be asked for."""
+    return (case.query or {}).get("by") != ""
+
+
 @pytest.fixture
 def url(running: Running) -> Iterator[str]:
     """The Unix socket behind a TCP port of loopback, which is all that HTTP libraries speak."""
@@ -65,8 +70,9 @@ def test_every_answer_is_one_that_is_described(running: Running, url: str, path:
     schema = openapi.from_dict(description())
     schema.config.update(base_url=url)
     operation = schema[path][method]
+    wrong = operation.as_strategy(generation_mode=GenerationMode.NEGATIVE).filter(_is_written_wrongly)
 
-    @given(case=operation.as_strategy(generation_mode=GenerationMode.NEGATIVE) | operation.as_strategy())
+    @given(case=wrong | operation.as_strategy())
     @settings(max_examples=EXAMPLES, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
     def ask(case: schemathesis.Case[Any]) -> None:
         case.call_and_validate(timeout=LIMIT_S, excluded_checks=LEFT_OUT.get(path, []))
