@@ -113,18 +113,20 @@ def test_the_plan_follows_a_link_that_falls_and_is_the_same_on_all_ranks(
 def test_two_ranks_far_apart_exchange_64_kib_and_tell_what_their_way_carries(
     lab_factory: Callable[..., Lab], tmp_path: Path
 ) -> None:
-    """40 ms there and back. A round of 4 MB is 0.8 s."""
+    """40 ms there and back. A round of 4 MB is 0.8 s; here, too, a rank may tell a result before the other one does."""
+    agreed: dict[int, dict[str, Any]] = {}
     with ranks(lab_factory("pair"), tmp_path, "rounds", size=2, elements=1_000_000, delay_s=0.01) as started:
         began_s = time.monotonic()
         while True:
             documents = [told(one) for one in started]
             tables = [one["network"] for one in documents]
+            for table in tables:
+                assert table == agreed.setdefault(table["number"], table)
             taken = {one["network_number"]: one for one in documents[0]["collectives"] if one["bytes"] == 64 * 1024}
             measured = all(0.5 < one / RATE_BITS_PER_S < 1.2 for one in tables[0]["up_bits_per_s"])
             if measured and tables[0]["number"] in taken:
                 break
             assert time.monotonic() < began_s + LIMIT_S, tables[0]
-        assert tables[0] == tables[1]
         assert 15_000 < tables[0]["latency_us"][0][1] < 40_000
         assert taken[tables[0]["number"]]["algorithm"] == "exchange", (tables[0], taken)
         stop(started)
