@@ -75,9 +75,7 @@ def test_who_was_late_applies_results_of_other_fragments_than_its_own(
 def test_who_is_always_late_learns_until_it_has_caught_up(start: Callable[..., Worker]) -> None:
     store = MemoryStore()
     members = trio(start, store, quorum=2)
-    for one in members:
-        one.allow(8)
-    until(lambda: all(one.step == 9 for one in members))
+    step_together(members, 8)
     for one in members[:2]:
         one.allow(6)
     until(lambda: all(one.step == 15 for one in members[:2]))
