@@ -134,11 +134,12 @@ def program_list(snapshot: Snapshot, flows: Collection[Flow]) -> list[Program]:
     """Who sends and receives, by what is known of the flows."""
     counted, uncounted = [], []
     commands = {one.name: one.command for one in snapshot.sessions}
+    waiting = {sock.inode for sock, _, waits in snapshot.udp if waits}
     reporting = {flow.key.partition("/")[0] for flow in flows if isinstance(flow, ConnectionFlow)}
     for flow in flows:
         match flow:
             case SocketFlow() if flow.protocol == "udp" and flow.session not in reporting:
-                uncounted.append((_registered(flow, commands.get(flow.session)), False))
+                uncounted.append((_registered(flow, commands.get(flow.session)), flow.inode in waiting))
             case TcpFlow():
                 counted.append(_row(flow, protocol="tcp"))
             case ConnectionFlow() if flow.pid is not None:
