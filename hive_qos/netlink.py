@@ -44,6 +44,9 @@ acknowledgements (at most 200 bytes each) below the receive buffer."""
 _RECEIVE_BYTES = 256 * 1024
 """The kernel fills dumps to at most 32 KiB a message train; eight times that is never truncated."""
 
+_DISCARDED_MAX = 1000
+"""A receive buffer of 208 KiB holds some 280 small events; a microsecond each."""
+
 _ANSWER_S = 5.0
 """The kernel answers while we send. Longer means that it never will; rather an error than a hanging broker."""
 
@@ -151,6 +154,22 @@ class NetlinkSocket:
         if not objects:
             raise KernelRejectedError(what, errno_value=errno.ENOENT, detail="the kernel has no answer")
         return objects[0]
+
+    def discard(self) -> bool:
+        """Drop what has come, at most `_DISCARDED_MAX` packets, and tell whether anything had, or was lost.
+
+        Raises:
+            KernelRejectedError: the socket failed.
+        """
+        for number in range(_DISCARDED_MAX):
+            try:
+                self._socket.recv(1, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return number > 0
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise lost("discard events", error) from error
+        return True
 
     def fileno(self) -> int:
         """For a selector."""

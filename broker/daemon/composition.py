@@ -56,6 +56,7 @@ from shaping.journal import Journal
 from shaping.kernel_api import Classifier, Kernel
 from shaping.netlink.link_events import LinkEvents
 from shaping.netlink.links import read_link
+from shaping.netlink.route_events import RouteEvents
 from shaping.netlink.routes import port_towards, route_to
 from shaping.shaper import Shaper
 
@@ -113,6 +114,7 @@ class Components:
     netlink: NetlinkSocket
     routes: Routes
     link_events: LinkEvents
+    route_events: RouteEvents
     traffic: InterfaceCounters
     rate_watch: RateWatch
     flows: FlowTable
@@ -165,6 +167,7 @@ class Components:
         self.accounts.close()
         self.netlink.close()
         self.link_events.close()
+        self.route_events.close()
         self.traffic.close()
         self.probes.close()
         self.closing.close()
@@ -174,7 +177,8 @@ def compose(given: Environment, options: Options, journal: Journal) -> Component
     """Make the parts for the policy to start with."""
     log, clock, policy = given.log, given.clock, options.configurations.first
     netlink = NetlinkSocket(timeout_s=NETLINK_TIMEOUT_S)
-    routes = Routes(partial(route_to, netlink), partial(port_towards, netlink))
+    route_events = RouteEvents()
+    routes = Routes(partial(route_to, netlink), partial(port_towards, netlink), changed=route_events.changed)
     links = Links(partial(read_link, netlink))
     traffic = InterfaceCounters()
     rate_watch = RateWatch(traffic.sent_bytes, clock=clock)
@@ -273,6 +277,7 @@ def compose(given: Environment, options: Options, journal: Journal) -> Component
         netlink=netlink,
         routes=routes,
         link_events=LinkEvents(),
+        route_events=route_events,
         traffic=traffic,
         rate_watch=rate_watch,
         flows=flows,

@@ -186,6 +186,7 @@ class Loop:
             parts.shaped_interfaces.follow(policy)
         elif due is Due.TICK:
             self._sessions.housekeeping()
+            parts.routes.follow(now_s=now_s)
             parts.peer_link.look(now_s=now_s)
             parts.probes.go(policy.probe, interface_of=parts.interface_of, now_s=now_s)
         self._tick(between=due is Due.BETWEEN, asked=events.asked and not events.announced)

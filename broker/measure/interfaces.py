@@ -20,6 +20,9 @@ ROUTE_LIFE_S = 10.0
 UNKNOWN_LIFE_S = 0.5
 """Until the kernel is asked again what it could not say: 1,000 connections ask ten times a second, 0.1 ms each."""
 ROUTES_MAX = 4096
+CHANGES_S, CHANGES_S_EACH = 1.0, 0.01
+"""Between two looks at changed routes: a second at least, and 10 ms for each known address. To ask for it again takes
+0.1 ms, so that a routing daemon that never rests costs 1 % of a core."""
 LINKS_LIFE_S = 10.0
 _READ_BYTES = 1 << 16
 _RECEIVED, _SENT = 0, 8
@@ -62,7 +65,7 @@ def lower(name: str, *, sys: Path = SYS) -> frozenset[str]:
 
 
 class Routes:
-    """Which shaped interface leads to an address. Remembers for a while; for one thread.
+    """Which shaped interface leads to an address. Remembers until routes change, and for a while; for one thread.
 
     A route names the layer on top: the VLAN or bridge that has the address. Packets leave by the first shaped interface
     on the way down. Of a bridge's ports only the one that leads to the neighbour counts: what is sent to a virtual
@@ -71,6 +74,7 @@ class Routes:
     Args:
         look_up: asks the kernel for the route to an address: an interface, and the neighbour there that takes packets.
         port_towards: asks the kernel for a bridge's port that leads to a route's neighbour.
+        changed: whether routes have changed since it was last asked.
         sys: where the kernel shows what stands on what.
     """
 
@@ -79,9 +83,11 @@ class Routes:
         look_up: Callable[[str], tuple[str, str] | None],
         port_towards: Callable[[str, tuple[str, str]], str],
         *,
+        changed: Callable[[], bool] = lambda: False,
         sys: Path = SYS,
     ) -> None:
-        self._look_up, self._port_towards, self._sys = look_up, port_towards, sys
+        self._look_up, self._port_towards, self._changed, self._sys = look_up, port_towards, changed, sys
+        self._changes_s = float("-inf")  # before that, changes wait
         self._shaped: frozenset[str] = frozenset()
         # Each with the time until which it holds.
         self._known: dict[str, tuple[str | None, float]] = {}
@@ -105,8 +111,15 @@ class Routes:
             self._known[address] = known
         return known[0]
 
+    def follow(self, *, now_s: float) -> None:
+        """Forget what is known when the kernel's routes have changed; a former uplink would be blamed for delay
+        elsewhere."""
+        if now_s >= self._changes_s and self._changed():
+            self._changes_s = now_s + max(CHANGES_S, CHANGES_S_EACH * len(self._known))
+            self.forget()
+
     def forget(self) -> None:
-        """Interfaces have changed: ask again."""
+        """Interfaces or routes have changed: ask again."""
         self._known.clear()
         self._below.clear()
         self._ports.clear()

@@ -27,6 +27,7 @@ from shaping.model.tree import AddClass, AddRoot
 from shaping.netlink.link_events import LinkChanges, LinkEvents
 from shaping.netlink.links import read_link
 from shaping.netlink.root import knows_qdisc
+from shaping.netlink.route_events import RouteEvents
 from shaping.plan.desired_tree import desired_tree
 from shaping.plan.diff import diff
 from shaping.shaper import Shaper
@@ -101,6 +102,20 @@ def test_a_link_is_heard_of_and_found_whatever_bytes_its_name_is(bench: Bench, n
         assert link.kind == "ifb"
         assert events.changes() == LinkChanges(frozenset({link.number}), frozenset({os.fsdecode(name)}))
         assert read_link(asking, "nobody") is None
+
+
+def test_a_change_of_routes_and_of_rules_is_heard_of_once_and_a_storm_is_too(bench: Bench) -> None:
+    with entered(bench.sender), contextlib.closing(RouteEvents()) as events:
+        for what in ("route", "rule", "-6 route", "-6 rule"):
+            about = "table 7 unreachable default" if "route" in what else "from all table 7"
+            for verb in ("add", "del"):
+                subprocess.run(["ip", *what.split(), verb, *about.split()], check=True)
+                assert events.changed(), (what, verb)
+                assert not events.changed(), (what, verb)
+        lines = "".join(f"route add unreachable 10.0.{number}.0/24 table 7\n" for number in range(250))
+        subprocess.run(["ip", "-batch", "-"], input=3 * (lines + lines.replace("add", "del")), text=True, check=True)
+        assert events.changed(), "also where some were lost"
+        assert not events.changed()
 
 
 def test_the_kernels_own_words_reach_the_error(kernel: RealKernel) -> None:

@@ -195,6 +195,33 @@ def test_another_interface_that_is_shaped_counts_at_once(tmp_path: Path) -> None
     assert (bridge.leaves_by("192.0.2.7", "eth1"), bridge.leaves_by("192.0.2.7", "eth0")) == (None, "eth0")
 
 
+def test_a_change_of_routes_counts_at_once_and_a_storm_of_them_once_a_second() -> None:
+    asked: list[str] = []
+    ways, changes = {"192.0.2.7": ("eth0", "192.0.2.7")}, [False]
+    routes = Routes(lambda address: asked.append(address) or ways.get(address), lambda *_: "", changed=changes.pop)
+
+    def leaves_by(*addresses: str, now_s: float, change: bool) -> list[str | None]:
+        changes[:] = [change]
+        routes.follow(now_s=now_s)
+        return [routes.interface_towards(one, shaped=frozenset({"eth0", "eth1"}), now_s=now_s) for one in addresses]
+
+    assert leaves_by("192.0.2.7", now_s=0.0, change=False) == ["eth0"]
+    ways["192.0.2.7"] = "eth1", "192.0.2.7"
+    assert leaves_by("192.0.2.7", now_s=0.1, change=False) == ["eth0"]
+    assert leaves_by("192.0.2.7", now_s=0.2, change=True) == ["eth1"]
+    asked.clear()
+    for tenth in range(10, 110):
+        assert leaves_by("192.0.2.7", now_s=tenth / 10, change=True) == ["eth1"]
+    assert len(asked) <= 10
+
+    many = [f"198.51.{high}.{low}" for high in range(4) for low in range(250)]
+    leaves_by(*many, now_s=12.0, change=True)
+    asked.clear()
+    for second in range(13, 33):
+        leaves_by(*many, now_s=second, change=True)
+    assert len(asked) <= 3 * len(many), "not more often than without any change"
+
+
 def test_where_there_is_no_route_nothing_leaves() -> None:
     routes = Routes(lambda _: None, lambda *_: "eth0")
     assert routes.interface_towards("192.0.2.7", shaped=frozenset({"eth0"}), now_s=0.0) is None
