@@ -152,12 +152,12 @@ class Because(Enum):
     SIGNALS_MISSING = (
         "signals-missing",
         "Nothing measures the path; the last safe capacity is kept.",
-        "{rate_bits_per_s}: the last safe rate; no fresh measurement of the path",
+        "{rate_bits_per_s}{limits}: the last safe rate; no fresh measurement of the path",
     )
     OUTBOUND_NOT_MEASURED = (
         "outbound-not-measured",
         "For a minute the shaper was the limit and nothing measured the path; the capacity is tried upward in steps.",
-        "{rate_bits_per_s}: no measurement of the path for a minute, so more is tried, step by step, up to "
+        "{rate_bits_per_s}{limits}: no measurement of the path for a minute, so more is tried, step by step, up to "
         "{base_bits_per_s}",
     )
     DELAY_NOT_OURS = (

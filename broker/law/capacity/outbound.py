@@ -38,6 +38,7 @@ from broker.law.sharing.demand import BACKLOG_BYTES_MIN
 from broker.model.reasons import Because, Reason, source_of
 from broker.model.values import ClassSample, FlowSample, InterfaceSample
 from broker.policy.types import InterfacePolicy
+from hive_qos.units import format_rate
 
 FEW_HIGH, FEW_OF, SURELY_LESS = 2, 3, 0.8
 """Two of three samples suffice just after a raise, where a mistake costs only the raise. They also do when a packet
@@ -135,7 +136,7 @@ def estimate(
         state = OutboundCapacity(estimator.of_base(None, rate, now_s=now_s))
     before = estimator.of_base(state.estimate, rate, now_s=now_s)
     if counters is None or counters.elapsed_s <= 0:
-        reason = Because.SIGNALS_MISSING(rate_bits_per_s=before.rate_bits_per_s)
+        reason = Because.SIGNALS_MISSING(rate_bits_per_s=before.rate_bits_per_s, limits=_limits(before))
         return _give(replace(state, estimate=before), source, reason, now_s=now_s)
     shaper = _shaper_rate(before, source, at_s=now_s - counters.elapsed_s)
     load = math.fsum(counters.sent_bits) / counters.elapsed_s / shaper
@@ -356,9 +357,11 @@ def _reason(state: CapacityState, now: Signals, source: str, *, now_s: float) ->
     if now.flows == 0:
         forgets = state.phase is Phase.FORGETTING or state.unreported_s >= OUTBOUND.forget_s
         return (
-            Because.OUTBOUND_NOT_MEASURED(rate_bits_per_s=rate, base_bits_per_s=state.base_bits_per_s)
+            Because.OUTBOUND_NOT_MEASURED(
+                rate_bits_per_s=rate, limits=_limits(state), base_bits_per_s=state.base_bits_per_s
+            )
             if forgets
-            else Because.SIGNALS_MISSING(rate_bits_per_s=rate)
+            else Because.SIGNALS_MISSING(rate_bits_per_s=rate, limits=_limits(state))
         )
     if state.one_destination:
         return Because.ONE_DESTINATION(rate_bits_per_s=rate, base_bits_per_s=state.base_bits_per_s)
@@ -371,6 +374,13 @@ def _reason(state: CapacityState, now: Signals, source: str, *, now_s: float) ->
         excess_s=last.excess_s if last is not None else 0.0,
         baseline_s=last.baseline_s if last is not None else 0.0,
     )
+
+
+def _limits(state: CapacityState) -> str:
+    """Whom a rate limits that nothing measures now; nothing is said where it limits all."""
+    if not state.one_destination or state.rate_bits_per_s >= state.base_bits_per_s:
+        return ""
+    return f" for training and storage, {format_rate(state.base_bits_per_s)} for all"
 
 
 def _give(state: OutboundCapacity, source: str, reason: Reason, *, now_s: float) -> OutboundEstimate:

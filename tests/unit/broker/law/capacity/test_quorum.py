@@ -18,6 +18,7 @@ from broker.law.recording import replay
 from broker.model.values import ClassSample, FlowSample, InterfaceAllocation
 from broker.policy.toml import load
 from broker.policy.types import CLASS_NAMES, Policy
+from hive_qos.units import format_rate
 
 TICK_S, FULL = 0.1, 40_000_000
 BASE = int(0.97 * FULL)
@@ -313,6 +314,19 @@ def test_what_was_found_is_forgotten_in_small_steps_after_a_minute_in_which_nobo
     assert found[-1].rate_bits_per_s == BASE
     assert found[-1].reason.code == "link-rate"
     assert "not measured now" in found[-1].reason.text
+
+
+def test_what_one_destination_limits_is_said_to_limit_training_and_storage_alone_also_in_silence() -> None:
+    def flows(now_s: float, sent: float) -> list[FlowSample]:
+        return lies(now_s, sent, peers=2) if now_s < 9 else []
+
+    found = [one for one in greedy(flows, until_s=100)[120:] if one.rate_bits_per_s < BASE]
+    texts = {one.reason.code: one.reason.text for one in found}
+    assert texts.keys() == {"signals-missing", "outbound-not-measured"}
+    assert all(f" Mbit/s for training and storage, {format_rate(BASE)} for all: " in one for one in texts.values())
+    assert all(one.one_destination for one in found)
+    of_two = greedy(told_until(9.0, 1e9), until_s=20)[-1]
+    assert " for " not in of_two.reason.text
 
 
 def test_what_nobody_uses_is_not_forgotten() -> None:
