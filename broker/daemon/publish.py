@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from msgspec.structs import replace
 
@@ -175,15 +175,16 @@ class SnapshotBuilder:
         return replace(snapshot, lasting=self._limits.follow(limits(snapshot), now_s=now_s))
 
     def _alarms(self, decision: Decision, policy: Policy, *, now_s: float) -> tuple[Alarm, ...]:
-        of_roster = self._shaped_interfaces.alarms()
-        refused = {alarm.subject for alarm in of_roster}  # there, but not to be shaped: that is shown instead
+        of_roster, trees = self._shaped_interfaces.alarms(), self._egress_trees
+        refused = {alarm.subject for alarm in of_roster}
+        lost = {name for name in trees.names if trees.segments(name) is None}
         single = (
             self._recorder.alarm if self._recorder is not None else None,
             self._earlier.alarm() if self._earlier is not None else None,
         )
         return (
-            *(one for one in decision.alarms if one.code != "interface-missing" or one.subject not in refused),
-            *self._egress_trees.alarms(),
+            *unexplained(decision.alarms, refused=refused, lost=lost),
+            *trees.alarms(),
             *self._ingress_trees.alarms(),
             *(alarm for alarm in self._configurations.alarms() if alarm is not None),
             *self._pause.alarms(),
@@ -197,6 +198,17 @@ class SnapshotBuilder:
             *self._programs.alarms((one.name for one in policy.storage_programs), now_s=now_s),
             *(self._watchdog.alarms() if self._watchdog is not None else ()),
         )
+
+
+def unexplained(alarms: Iterable[Alarm], *, refused: Collection[str], lost: Collection[str]) -> tuple[Alarm, ...]:
+    """A decision's alarms but those whose cause has an alarm of its own.
+
+    Args:
+        refused: interfaces that are there, but cannot be shaped.
+        lost: interfaces that we hold and that have no tree of ours now: there is nothing to count.
+    """
+    known = {"interface-missing": refused, "counters-stale": lost}
+    return tuple(alarm for alarm in alarms if alarm.subject not in known.get(alarm.code, ()))
 
 
 def destination_reports(decision: Decision, measurements: Measurements) -> dict[str, tuple[DestinationReport, ...]]:
