@@ -17,8 +17,12 @@ FREE_BYTES_MIN = 64 * 2**20
 _PING_GROUPS = Path("/proc/sys/net/ipv4/ping_group_range")
 
 
-def configuration(file: Path) -> list[Finding]:
-    """Whether the file can be taken, and whether the host has what it names."""
+def configuration(file: Path, *, state_dir: str | None = None) -> list[Finding]:
+    """Whether the file can be taken, and whether the host has what it names.
+
+    Args:
+        state_dir: of the broker that runs; None: the file's.
+    """
     what, shown = f"configuration {printable(str(file))}", shlex.quote(str(file))
     if not file.exists():
         advice = "write a first one; it looks at the host and asks little"
@@ -38,7 +42,7 @@ def configuration(file: Path) -> list[Finding]:
         *_interfaces(policy),
         *_inbound(policy),
         *_certificate(policy),
-        *_disk(policy),
+        *_disk(Path(state_dir or policy.daemon.state_dir)),
         *_echoes(policy),
     ]
 
@@ -103,8 +107,7 @@ def _certificate(policy: Policy) -> list[Finding]:
     ]
 
 
-def _disk(policy: Policy) -> list[Finding]:
-    place = Path(policy.daemon.state_dir)
+def _disk(place: Path) -> list[Finding]:
     there = next((one for one in (place, *place.parents) if one.exists()), Path("/"))
     what, shown = f"state directory {printable(str(place))}", shlex.quote(str(there))
     try:

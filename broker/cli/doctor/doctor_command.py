@@ -27,6 +27,7 @@ from broker.cli.doctor.configured import configuration
 from broker.cli.doctor.finding import Finding
 from broker.cli.exits import ExitCode
 from broker.cli.options import SocketOption
+from broker.client import http
 from broker.enforce import cgroups
 from broker.policy.types import DaemonPolicy, Policy
 from hive_qos.errors import BrokerError, BrokerUnavailableError, HiveError
@@ -48,7 +49,7 @@ def doctor(
     """
     checks: tuple[Callable[[], list[Finding]], ...] = (
         _python, _engines, _torch, _shaping, lambda: _layers(socket), _cgroup, _tcp, _groups,
-        lambda: configuration(broker_file(socket)), lambda: _broker(socket),
+        lambda: configuration(broker_file(socket), state_dir=_state_dir(socket)), lambda: _broker(socket),
         _congestion,
     )  # fmt: skip
     findings = [finding for check in checks for finding in check()]
@@ -211,6 +212,15 @@ def _configured() -> Policy | None:
         return load(DEFAULT_CONFIG.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ConfigurationErrors):
         return None
+
+
+def _state_dir(socket: Path | None) -> str | None:
+    """Of the broker that runs, which may have been started with `--state-dir`; None where none tells this user."""
+    try:
+        policy = json.loads(http.fetch("/v1/policy", socket_path=None if socket is None else str(socket)))
+    except BrokerError:
+        return None
+    return str(policy["daemon"]["state_dir"])
 
 
 def _cgroup() -> list[Finding]:

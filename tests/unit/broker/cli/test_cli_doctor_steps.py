@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import shutil
 from pathlib import Path
 
@@ -10,9 +11,11 @@ import pytest
 
 from broker.cli.alarm_advice import ALARM_ADVICE
 from broker.cli.commands import COMMANDS
-from broker.cli.doctor import configured
+from broker.cli.doctor import configured, doctor_command
 from broker.cli.doctor.configured import configuration
 from broker.cli.doctor.finding import Finding
+from broker.client import http
+from hive_qos.errors import BrokerRejectedError
 
 FOLDER = Path(configured.__file__).parent
 HEAD = 'version = 1\n[[interface]]\nname = "lo"\negress = "40 Mbit/s"\n'
@@ -94,6 +97,24 @@ def test_a_disk_that_is_nearly_full_is_bad(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
     finding = of(tmp_path, HEAD)["state"]
     assert (finding.verdict, finding.command) == ("bad", f"df -h {tmp_path}")
+
+
+@pytest.mark.parametrize("named", ["running", None])
+def test_the_state_directory_is_the_running_broker_s_where_it_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str | None
+) -> None:
+    def fetch(target: str, *, socket_path: str | None) -> bytes:
+        assert target == "/v1/policy"
+        if named is None:
+            raise BrokerRejectedError("not for this user")
+        return json.dumps({"daemon": {"state_dir": named}}).encode()
+
+    monkeypatch.setattr(http, "fetch", fetch)
+    file = tmp_path / "broker.toml"
+    file.write_text(f'{HEAD}[daemon]\nstate_dir = "/configured"\n', encoding="utf-8")
+    state_dir = doctor_command._state_dir(None)
+    (what,) = [one.what for one in configuration(file, state_dir=state_dir) if one.what.startswith("state ")]
+    assert what == f"state directory {named or '/configured'}"
 
 
 @pytest.mark.parametrize(("groups", "verdict"), [("0 10\n", "good"), ("1 0\n", "note")])
