@@ -7,6 +7,7 @@ A super-frame (GSO) passes HTB whole, up to 64 KiB, and whoever comes next waits
     what we left there                       change it; the old journal entry stays
     what we left, changed by somebody        his from now on: forget the entry, and leave it as above
     journalled, after a crash                ours
+    what we left on a device that had gone   ours; on any other device forget the entry, and leave it as above
 
 A limit is only ever lowered below what the device had. None of it keeps the rates from being shaped: what could not be
 done is a note.
@@ -19,7 +20,7 @@ from dataclasses import dataclass, replace
 from hive_qos.errors import HiveError, ShapingError
 from shaping.journal import Journal
 from shaping.kernel_api import Kernel
-from shaping.model.observations import SegmentState
+from shaping.model.observations import DeviceSegments, SegmentState
 
 
 @dataclass(frozen=True)
@@ -81,12 +82,16 @@ class Segments:
                 return ()
             notes: tuple[str, ...] = ()
             if interface in self._kernel.interfaces():
-                found = self._kernel.segments(interface).limit
-                if held is not None and _is_foreign(found, left=held.state.limit, own=own):
-                    notes = (f"{interface}: somebody set gso_max_segs {found}; it stays",)
-                elif found != own:
+                device = self._kernel.segments(interface)
+                left, lent = held.state.limit if held is not None else None, self._journal.read_lent_segments(interface)
+                if _is_foreign(device, left=left, lent=lent, own=own):
+                    if device.limit != device.default:
+                        notes = (f"{interface}: somebody set gso_max_segs {device.limit}; it stays",)
+                elif device.limit != own:
                     self._kernel.set_segments(interface, own)
-            elif held is None:  # it may be another namespace's, or come back
+            else:  # it may be another namespace's, and come back with our limit
+                if held is not None:
+                    self._journal.lend_segments(interface, held.state.limit)
                 return ()
             self._journal.forget_segments(interface)
         except (HiveError, OSError) as error:
@@ -95,10 +100,12 @@ class Segments:
 
     def _settle(self, interface: str, wanted: int | None, *, left: int | None, take_over: bool) -> SegmentState:
         device = self._kernel.segments(interface)
-        own = self._journal.read_segments(interface)
-        if own is not None and _is_foreign(device.limit, left=left, own=own):
+        own, lent = self._journal.read_segments(interface), self._journal.read_lent_segments(interface)
+        if own is not None and _is_foreign(device, left=left, lent=lent, own=own):
             self._journal.forget_segments(interface)
             own = None
+        elif own is not None and lent is not None:
+            self._note(interface, own)
         if own is None:
             if wanted is None or wanted == device.limit:
                 return SegmentState(device.limit)
@@ -108,7 +115,7 @@ class Segments:
                 return SegmentState(
                     device.limit, f"somebody set gso_max_segs {device.limit}; it stays unless we may take over"
                 )
-            self._journal.write_segments(interface, device.limit)
+            self._note(interface, device.limit)
             own = device.limit
         target = own if wanted is None else min(wanted, own)
         if target != device.limit:
@@ -117,7 +124,13 @@ class Segments:
             self._journal.forget_segments(interface)
         return SegmentState(target)
 
+    def _note(self, interface: str, own: int) -> None:
+        self._journal.write_segments(interface, own, number=self._kernel.numbers().get(interface))
 
-def _is_foreign(found: int, *, left: int | None, own: int) -> bool:
-    """Neither what we left there nor what was there before us. Before our first look everything journalled is ours."""
-    return left is not None and found not in (left, own)
+
+def _is_foreign(device: DeviceSegments, *, left: int | None, lent: int | None, own: int) -> bool:
+    """Neither what we left there nor what was there before us. Before our first look everything journalled is ours,
+    but on a device that comes by a name that had gone: that one has to have what we lent."""
+    if lent is not None:
+        return device.limit != lent or lent == device.default
+    return left is not None and device.limit not in (left, own)

@@ -5,6 +5,7 @@ One small JSON file a thing that we change, whole or not there at all (`hive_qos
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -85,13 +86,23 @@ class Journal:
         """Remove that entry. Harmless when there is none."""
         self._forget(_LINE, interface)
 
-    def write_segments(self, interface: str, limit: int) -> None:
-        """Write and fsync the device's own `gso_max_segs`, as `write` does."""
-        self._write(_SEGMENTS, interface, {"gso_max_segs": limit})
+    def write_segments(self, interface: str, limit: int, *, number: int | None = None) -> None:
+        """Write and fsync the device's own `gso_max_segs`, as `write` does; `number` is how `follow` finds it."""
+        self._write(_SEGMENTS, interface, {"gso_max_segs": limit, "number": number, "boot": _boot()})
+
+    def lend_segments(self, interface: str, left: int | None) -> None:
+        """Its interface has gone with this limit, perhaps to another namespace: the entry stays until it is back."""
+        entry = self._read(_SEGMENTS, interface, dict, "set gso_max_segs")
+        if entry is not None:
+            self._write(_SEGMENTS, interface, {**entry, "left": left})
 
     def read_segments(self, interface: str) -> int | None:
         """The device's own `gso_max_segs`, None where we have not changed it. Errors as of `read`."""
         return self._read(_SEGMENTS, interface, lambda entry: int(entry["gso_max_segs"]), "set gso_max_segs")
+
+    def read_lent_segments(self, interface: str) -> int | None:
+        """The limit with which the interface has gone, None where it has not. Errors as of `read`."""
+        return self._read(_SEGMENTS, interface, lambda entry: _number(entry, "left"), "set gso_max_segs")
 
     def forget_segments(self, interface: str) -> None:
         """Remove that entry. Harmless when there is none."""
@@ -128,6 +139,23 @@ class Journal:
         for (kind, _), (old, _) in moved.items():
             if (kind, old) not in moved:
                 self._forget(kind, old)
+
+    def follow(self, numbers: Mapping[str, int]) -> None:
+        """Let entries go with interfaces that got other names while nobody looked, as `rename` does.
+
+        Args:
+            numbers: of the interfaces that are there, by name.
+        """
+        names, boot = {number: name for name, number in numbers.items()}, _boot()
+
+        def new_name(entry: dict[str, Any]) -> str:
+            return names.get(_number(entry, "number") or 0, "") if boot and entry.get("boot") == boot else ""
+
+        new_names = {}
+        for old in self.interfaces():
+            with contextlib.suppress(ShapingError):  # damaged: whoever puts it back says so
+                new_names[old] = self._read(_SEGMENTS, old, new_name, "set gso_max_segs") or old
+        self.rename({old: new for old, new in new_names.items() if new_names.get(new) != new})
 
     def interfaces(self) -> tuple[str, ...]:
         """Interfaces of which something has to be put back, sorted."""
@@ -179,6 +207,10 @@ def _boot() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         return ""
+
+
+def _number(entry: dict[str, Any], key: str) -> int | None:
+    return None if entry.get(key) is None else int(entry[key])
 
 
 def _device_of(entry: dict[str, Any]) -> str:

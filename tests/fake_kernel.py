@@ -104,10 +104,10 @@ class FakeKernel:
         self._drop_tree(self._interface(interface))
         self._interface(interface).root = root
 
-    def change_segments(self, interface: str, limit: int) -> None:
-        """As if somebody else had set the device's gso_max_segs."""
+    def change_segments(self, interface: str, limit: int, *, default: int | None = None) -> None:
+        """As if somebody else had set the device's gso_max_segs, or its driver started with `default`."""
         found = self._interface(interface)
-        found.segments = replace(found.segments, limit=limit)
+        found.segments = DeviceSegments(limit, found.segments.default if default is None else default)
 
     def enqueue(self, interface: str, minor: int, packets: int) -> None:
         """As if so many packets waited in a leaf."""

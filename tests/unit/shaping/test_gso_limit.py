@@ -199,6 +199,46 @@ def test_nothing_is_limited_where_the_tree_could_not_be_built(kernel: FakeKernel
     assert (limit(kernel), journal.read_segments("eth0")) == (OWN, None)
 
 
+def test_a_device_that_was_lent_to_another_namespace_gets_its_own_limit_back(
+    kernel: FakeKernel, journal: Journal, shaper: Shaper
+) -> None:
+    for attached_again in (True, False):
+        shaper.attach(make_shape("eth0", gso_max_segs=2))
+        kernel.delete_root("eth0")
+        kernel.rename("eth0", "elsewhere")
+        shaper.detach("eth0")
+        kernel.rename("elsewhere", "eth0")
+        if attached_again:
+            assert shaper.attach(make_shape("eth0", gso_max_segs=2)).notes == ()
+            shaper.apply(make_shape("eth0", gso_max_segs=4))
+            assert (limit(kernel), journal.read_lent_segments("eth0")) == (4, None)
+        assert shaper.detach("eth0") == ()
+        assert (limit(kernel), journal.interfaces()) == (OWN, ())
+
+
+@pytest.mark.parametrize(("found", "default"), [(OWN, OWN), (16, OWN), (2, 2)])
+def test_another_device_by_the_name_of_a_lent_one_is_as_it_was_found(
+    kernel: FakeKernel, journal: Journal, shaper: Shaper, found: int, default: int
+) -> None:
+    shaper.attach(make_shape("eth0", gso_max_segs=2))
+    kernel.rename("eth0", "elsewhere")
+    shaper.detach("eth0")
+    kernel.rename("eth1", "eth0")
+    kernel.change_segments("eth0", found, default=default)
+    shaper.attach(make_shape("eth0", gso_max_segs=2), replace_foreign=True)
+    assert limit(kernel) == 2
+    shaper.detach("eth0")
+    assert (limit(kernel), journal.interfaces()) == (found, ())
+
+
+def test_clearing_finds_a_device_that_was_renamed_after_a_crash(kernel: FakeKernel, journal: Journal) -> None:
+    kernel.set_root("eth0", PriorQdisc("tbf", 7, {"raw": "2800"}))
+    Shaper(kernel, journal).attach(make_shape("eth0", gso_max_segs=2), replace_foreign=True)
+    kernel.rename("eth0", "up0")
+    assert Shaper(kernel, journal).clear() == ("up0: put back what was there before",)
+    assert (kernel.segments("up0").limit, kernel.root("up0").kind, journal.interfaces()) == (OWN, "tbf", ())
+
+
 def test_a_damaged_entry_is_named_and_the_limit_left(kernel: FakeKernel, journal: Journal, shaper: Shaper) -> None:
     journal.directory.joinpath("gso-eth0.json").write_text('{"version": 1}')
     with pytest.raises(ShapingError, match=r"gso-eth0\.json is not a journal entry .* set gso_max_segs by hand"):

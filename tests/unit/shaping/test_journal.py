@@ -80,3 +80,24 @@ def test_entries_go_with_interfaces_that_are_renamed_even_to_each_others_names(t
     assert (journal.read("lan0"), journal.read_line("lan0")) == (other, 1000)
     assert journal.interfaces() == ("eth1", "lan0")
     assert json.loads((tmp_path / "qdisc-eth1.json").read_text())["interface"] == "eth1"
+
+
+def test_entries_follow_an_interfaces_number_within_one_start_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path)
+    journal.write("eth0", PRIOR)
+    journal.write_segments("eth0", 7, number=3)
+    journal.write_segments("eth1", 8)  # as an earlier version wrote it
+    for here in ({"eth0": 3, "eth1": 4}, {"eth0": 5}):
+        journal.follow(here)
+        assert journal.interfaces() == ("eth0", "eth1")
+    with monkeypatch.context() as patched:
+        patched.setattr("shaping.journal._boot", lambda: "another")
+        journal.follow({"up0": 3})
+        assert journal.interfaces() == ("eth0", "eth1")
+    journal.follow({"eth1": 3})  # who has entries of his own keeps them
+    assert (journal.read_segments("eth0"), journal.read_segments("eth1")) == (7, 8)
+    journal.follow({"up0": 3, "eth0": 5})
+    assert (journal.read("up0"), journal.read_segments("up0")) == (PRIOR, 7)
+    assert journal.interfaces() == ("eth1", "up0")
