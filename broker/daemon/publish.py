@@ -170,6 +170,7 @@ class SnapshotBuilder:
                 paused_left_s=self._pause.left_s,
                 settings=self._settings.info(),
                 schedules=tuple(one.name for one in policy.schedules),
+                take_over=self._egress_trees.take_over,
             ),
         )
         return replace(snapshot, lasting=self._limits.follow(limits(snapshot), now_s=now_s))

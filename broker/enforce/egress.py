@@ -56,7 +56,7 @@ class EgressTrees:
 
     def __init__(self, shaper: Shaper, *, log: Log, clock: Callable[[], float], take_over: bool = False) -> None:
         self._shaper, self._log, self._clock = shaper, log, clock
-        self._take_over = take_over
+        self.take_over = take_over
         self._interfaces: dict[str, _Interface] = {}
         self._classified_at_s = float("-inf")
         self._classify_notes: tuple[str, ...] = ()
@@ -77,7 +77,7 @@ class EgressTrees:
         Raises:
             ConfigurationError, ShapingError: as `Shaper.attach`; the interface is as before.
         """
-        attachment = self._shaper.attach(shape, replace_foreign=self._take_over)
+        attachment = self._shaper.attach(shape, replace_foreign=self.take_over)
         self._interfaces[shape.interface] = _Interface(shape=shape, verified_at_s=self._clock())
         self._log.info(
             "interface-shaped",
@@ -160,7 +160,7 @@ class EgressTrees:
             return
         try:
             if not entry.attached:
-                self._shaper.attach(shape, replace_foreign=self._take_over)
+                self._shaper.attach(shape, replace_foreign=self.take_over)
                 self._log.info("interface-reshaped", interface=shape.interface)
                 entry.verified_at_s, entry.direct_packets = now_s, None
             elif entry.shape != shape or not entry.in_force:

@@ -7,7 +7,7 @@ itself does. Without a broker the way begins at what the kernel has.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -88,14 +88,16 @@ def at_capacity(policy: Policy, capacities_bits_per_s: Mapping[str, int]) -> Pol
 
 def change(
     before: Mapping[str, InterfaceShape], after: Mapping[str, InterfaceShape], *, present: frozenset[str],
-    found: Mapping[str, Tree], capabilities: Capabilities,
+    found: Mapping[str, Found], capabilities: Capabilities, unshaped: Set[str] = frozenset(), take_over: bool = False,
 ) -> tuple[InterfacePlan, ...]:  # fmt: skip
     """What a running broker does when another policy replaces its own.
 
     Args:
         before, after: the shapes of the two.
         present: the interfaces that are there.
-        found: the trees as they are, so that addresses keep their leaves.
+        found: what they have, so that addresses keep their leaves.
+        unshaped: those on which the broker wants its classes, and has none.
+        take_over: it replaces what somebody configured.
     """
     plans = []
     for name in dict.fromkeys((*before, *after)):
@@ -104,10 +106,12 @@ def change(
             plans.append(InterfacePlan(name, "wait"))
         elif new is None:
             plans.append(InterfacePlan(name, "give back", ("restore the root, gso_max_segs and ingress of before",)))
-        elif old is None:
+        elif not take_over and _is_foreign(found.get(name)):
+            plans.append(InterfacePlan(name, "refused"))
+        elif old is None or name in unshaped:
             plans.append(_built(new, capabilities))
         else:
-            tree = desired_tree(old, capabilities, found.get(name))
+            tree = desired_tree(old, capabilities, found.get(name, Found()).tree)
             operations = _operations(diff(tree, desired_tree(new, capabilities, tree)))
             operations += _segments(old, new) + _rules(old.rules, new.rules)
             action: Action = "change" if operations else "unchanged"
@@ -125,12 +129,15 @@ def start(
         if there is None:
             plans.append(InterfacePlan(name, "wait"))
         elif there.tree is None:
-            configured = there.root is not None and there.root.handle_major
-            plan = _built(shape, capabilities)
-            plans.append(InterfacePlan(name, "refused", plan.operations) if configured else plan)
+            refused = _is_foreign(there)
+            plans.append(InterfacePlan(name, "refused") if refused else _built(shape, capabilities))
         else:
             plans.append(_adopted(shape, there.tree, capabilities))
     return tuple(plans)
+
+
+def _is_foreign(found: Found | None) -> bool:
+    return found is not None and found.root is not None and found.root.handle_major != 0
 
 
 def _built(shape: InterfaceShape, capabilities: Capabilities) -> InterfacePlan:

@@ -83,11 +83,12 @@ class SettingInfo(Struct, frozen=True):
 
 
 class ConfigurationInfo(Struct, frozen=True):
-    """Where the policy in force comes from.
+    """Where the policy comes from.
 
     Fields: `file` the broker's own; `trial_left_s` until the former one comes back; `paused_left_s` until limits are
     in force again; None where that is not so. `settings` are what `hive-qos set` has put over the file,
-    `schedules` the names of all that the policy has, whether they hold or not.
+    `schedules` the names of all that the policy has, whether they hold or not; `take_over` is as the broker was
+    started.
     """
 
     file: str | None = None
@@ -95,6 +96,7 @@ class ConfigurationInfo(Struct, frozen=True):
     paused_left_s: float | None = None
     settings: tuple[SettingInfo, ...] = ()
     schedules: tuple[str, ...] = ()
+    take_over: bool = False
 
 
 FILE_ALONE = ConfigurationInfo()

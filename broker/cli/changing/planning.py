@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -105,11 +105,23 @@ def _against_broker(before: Policy, after: Policy, status: Mapping[str, Any]) ->
         shapes_under(at_capacity(one, capacities), samples, schedules_at(now_s, one.schedules))
         for one in (before, after)
     ]
-    trees = _trees({entry.name for entry in before.interfaces} & present)
-    interfaces = change(*shapes, present=frozenset(present), found=trees, capabilities=_capabilities(trees))
+    with contextlib.closing(RealKernel()) as kernel:  # looking needs no privilege
+        there = _found(kernel, {entry.name for entry in (*before.interfaces, *after.interfaces)} & present)
+    interfaces = change(
+        *shapes,
+        present=frozenset(present),
+        found=there,
+        capabilities=_capabilities([one.tree for one in there.values() if one.tree is not None]),
+        unshaped={str(entry.get("name")) for entry in status.get("interfaces", []) if _is_unshaped(entry)},
+        take_over=bool(status.get("configuration", {}).get("take_over")),
+    )
     found = tuple(one for one in differences(before, after) if not _of_command_line(one))
     restart = tuple(dict.fromkeys(one.key for one in found if one.key.startswith(_RESTART)))
     return Plan("broker", found, interfaces, before, restart)
+
+
+def _is_unshaped(entry: Mapping[str, Any]) -> bool:
+    return entry.get("direction") == "egress" and entry.get("shaped") is False
 
 
 def _of_command_line(one: Difference) -> bool:
@@ -125,10 +137,7 @@ def _against_kernel(after: Policy) -> Plan:
     try:
         with contextlib.closing(RealKernel()) as kernel:
             capabilities = kernel.capabilities()
-            found = {}
-            for name in sorted(names):
-                tree = kernel.observe(name)
-                found[name] = Found(tree, kernel.root(name) if tree is None else None)
+            found = _found(kernel, names)
     except PrivilegeError as problem:
         advice = "no broker runs, so the kernel is asked, which needs root: sudo hive-qos plan"
         raise PrivilegeError(f"{problem.args[0]}; {advice}") from problem
@@ -156,16 +165,15 @@ def _samples(names: set[str]) -> tuple[InterfaceSample, ...]:
         )
 
 
-def _trees(names: set[str]) -> dict[str, Tree]:
-    """What the broker has built. Needs no privilege."""
-    with contextlib.closing(RealKernel()) as kernel:
-        return {name: tree for name in sorted(names) if (tree := kernel.observe(name)) is not None}
+def _found(kernel: RealKernel, names: set[str]) -> dict[str, Found]:
+    trees = {name: kernel.observe(name) for name in sorted(names)}
+    return {name: Found(tree, kernel.root(name) if tree is None else None) for name, tree in trees.items()}
 
 
-def _capabilities(trees: Mapping[str, Tree]) -> Capabilities:
+def _capabilities(trees: Sequence[Tree]) -> Capabilities:
     """As the broker found them: its leaves show it. Asking the kernel would need root."""
-    kinds = {leaf.kind for tree in trees.values() for leaf in tree.leaves}
-    filters = not trees or any(tree.filters for tree in trees.values())
+    kinds = {leaf.kind for tree in trees for leaf in tree.leaves}
+    filters = not trees or any(tree.filters for tree in trees)
     return Capabilities(fq_codel="fq_codel" in kinds, u32=filters)
 
 

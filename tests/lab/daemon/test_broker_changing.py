@@ -162,6 +162,16 @@ def test_a_plan_has_exactly_the_classes_that_the_kernel_then_has(broker: Broker)
     assert json.loads(run(broker, "plan", "--json"))["changes"] is False
 
 
+def test_a_plan_says_that_an_interface_is_not_shaped_while_somebodys_qdisc_is_there(broker: Broker) -> None:
+    def actions() -> list[str]:
+        return [one["action"] for one in json.loads(run(broker, "plan", "--json"))["interfaces"]]
+
+    broker.host.run(["tc", "qdisc", "replace", "dev", "eth0", "root", "handle", "9:", "pfifo"])
+    assert actions() == ["refused"]
+    broker.host.run(["tc", "qdisc", "del", "dev", "eth0", "root"])
+    wait_until(lambda: actions() == ["unchanged"], what=actions)
+
+
 def test_a_plan_without_a_broker_is_what_its_start_then_does(lab: Lab) -> None:
     with broker_in(lab["a"]) as broker:
         (broker.folder / "broker.toml").write_text(CONFIGURATION)

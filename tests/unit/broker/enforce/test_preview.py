@@ -58,6 +58,25 @@ def test_interfaces_that_come_and_go_are_built_and_given_back() -> None:
     assert gone.action == "wait"
 
 
+def test_what_somebody_configured_is_refused_and_nothing_counted_unless_the_broker_takes_over() -> None:
+    foreign = {"eth0": Found(root=PriorQdisc("pfifo", 9))}
+    for before in ({}, shapes(policy())):  # also where a broker that runs has lost its classes to it
+        lost = {"present": HERE, "found": foreign, "capabilities": OFFERED, "unshaped": {"eth0"}}
+        (plan,) = change(before, shapes(policy()), **lost)
+        assert (plan.action, plan.operations) == ("refused", ())
+        (plan,) = change(before, shapes(policy()), **lost, take_over=True)
+        assert plan.action == "build"
+    (plan,) = start(shapes(policy()), found=foreign, capabilities=OFFERED)
+    assert (plan.action, plan.operations) == ("refused", ())
+
+
+def test_an_interface_without_its_classes_is_built_though_the_policy_stays() -> None:
+    (plan,) = change(
+        shapes(policy()), shapes(policy()), present=HERE, found={}, capabilities=OFFERED, unshaped={"eth0"}
+    )
+    assert plan.action == "build"
+
+
 def test_a_start_builds_adopts_or_refuses_by_what_is_there() -> None:
     wanted = shapes(policy())
 
