@@ -71,7 +71,7 @@ class SettingsStore:
                 self._path.unlink(missing_ok=True)
         except OSError as problem:
             self._log.error("settings-not-kept", error=str(problem))
-            return f"in force, but a restart ends it: {self._path} cannot be written ({problem.strerror})"
+            return f"a restart ends it: {self._path} cannot be written ({problem.strerror})"
         return ""
 
     def until_s(self, for_s: float) -> float:

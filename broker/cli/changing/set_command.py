@@ -76,7 +76,8 @@ def set_(
         _show(_settings(socket), as_json=True)
         return
     until = f"for {shown_s(for_s)}" if for_s is not None else f"until `hive-qos unset {kind} {printable(name)}`"
-    typer.echo(f"{done}, {until}; the file is unchanged")
+    what, but, why = done.partition("; but ")
+    typer.echo(f"{what}, {until}; the file is unchanged{but}{why}")
 
 
 def unset(

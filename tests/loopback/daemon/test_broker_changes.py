@@ -339,7 +339,9 @@ def test_a_state_directory_that_cannot_be_written_says_that_a_restart_ends_the_s
         raise OSError(28, os.strerror(28), "settings.json")
 
     monkeypatch.setattr("broker.daemon.settings_store.write_whole", full)
-    assert "a restart ends it" in command(running, "set", "class", "storage", "weight=3")
+    said = command(running, "set", "class", "storage", "weight=3", "--for", "1h")
+    assert said.startswith("weight 3 in force, for 1 h; the file is unchanged; but a restart ends it: ")
+    assert said.endswith("settings.json cannot be written (No space left on device)\n")
     assert [one["key"] for one in configuration(running)["settings"]] == ["weight"]
 
 
