@@ -1,4 +1,5 @@
-"""Where packets to an address go: the route's interface and neighbour, and the port of a bridge that leads there.
+"""Where packets to an address go: the route's interface and neighbour, and the port of a bridge that leads there; and
+where those to everywhere go.
 
 Messages without pyroute2, for every peer is asked for, and anew when a link changes. CPU time: a route 0.015 ms, where
 pyroute2 0.9.7 takes 0.10 ms (docs/log/kernel.md); a port 2.5 times as long as a route.
@@ -21,9 +22,13 @@ from hive_qos.netlink import NetlinkSocket, Request, attribute_map, pack_attribu
 
 # linux/rtnetlink.h and linux/neighbour.h.
 _RTM_GETROUTE, _RTM_GETNEIGH = 26, 30
-_RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_VIA = 1, 4, 5, 18
+_RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_PRIORITY, _RTA_MULTIPATH, _RTA_VIA = 1, 4, 5, 6, 9, 18
+_RTNH_F_DEAD, _RTN_UNICAST, _RT_TABLE_MAIN = 1, 1, 254
 _NDA_DST, _NDA_LLADDR, _NDA_VLAN, _NDA_MASTER = 1, 2, 5, 9
-_RTMSG = struct.Struct("=BBBBBBBBI")  # family, bits of the destination, and what is not asked for
+_RTMSG = struct.Struct(
+    "=BBBBBBBBI"
+)  # family, bits of the destination, source's, TOS, table, protocol, scope, type, flags
+_RTNEXTHOP = struct.Struct("=HBBi")  # length, flags, weight, interface
 _NDMSG = struct.Struct("=BxxxiHBB")  # family, interface, and what is not asked for
 _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENXIO, errno.EINVAL)
 
@@ -57,6 +62,33 @@ def route_to(kernel: NetlinkSocket, address: str) -> Route | None:
     gateway = found.get(_RTA_GATEWAY) or found.get(_RTA_VIA, b"")[2:]  # of another family: after its number
     neighbour = str(ipaddress.ip_address(gateway)) if gateway else address
     return Route(socket.if_indextoname(index), neighbour) if index else None
+
+
+class WideRoute(NamedTuple):
+    """A route of the main table to all addresses of an IP version, or to half of them.
+
+    `destination` is as `ipaddress` writes it, "0.0.0.0/0" or "8000::/1". Several interfaces share what it carries.
+    """
+
+    destination: str
+    metric: int
+    interfaces: tuple[str, ...]
+
+
+def wide_routes(kernel: NetlinkSocket) -> tuple[WideRoute, ...]:
+    """Those that lead out of an interface, in the kernel's order.
+
+    Raises:
+        KernelRejectedError: no answer in time, or another refusal.
+    """
+    request = Request(_RTM_GETROUTE, 0, _RTMSG.pack(socket.AF_UNSPEC, 0, 0, 0, 0, 0, 0, 0, 0))
+    found = [one for one in kernel.read("list the routes", request, _wide) if one is not None]
+    names = dict(socket.if_nameindex())
+    return tuple(
+        WideRoute(destination, metric, through)
+        for destination, metric, indexes in found
+        if (through := tuple(names[index] for index in indexes if index in names))
+    )
 
 
 def port_towards(kernel: NetlinkSocket, bridge: str, route: tuple[str, str]) -> str:
@@ -100,6 +132,23 @@ def _family(version: int) -> int:
 
 def _of_route(_: int, body: bytes) -> dict[int, bytes]:
     return attribute_map(body, _RTMSG.size)
+
+
+def _wide(_: int, body: bytes) -> tuple[str, int, list[int]] | None:
+    family, bits, _, _, table, _, _, kind, flags = _RTMSG.unpack_from(body)
+    if family not in (socket.AF_INET, socket.AF_INET6) or bits > 1 or (table, kind) != (_RT_TABLE_MAIN, _RTN_UNICAST):
+        return None
+    found = attribute_map(body, _RTMSG.size)
+    address = found.get(_RTA_DST, bytes(4 if family == socket.AF_INET else 16))
+    hops = [(flags, int.from_bytes(found.get(_RTA_OIF, b"")[:4], sys.byteorder))]
+    several = found.get(_RTA_MULTIPATH, b"")
+    while len(several) >= _RTNEXTHOP.size:
+        length, hop_flags, _, index = _RTNEXTHOP.unpack_from(several)
+        hops.append((hop_flags, index))
+        several = several[max(_RTNEXTHOP.size, (length + 3) & ~3) :]
+    indexes = [index for hop_flags, index in hops if index and not hop_flags & _RTNH_F_DEAD]
+    metric = int.from_bytes(found.get(_RTA_PRIORITY, b"")[:4], sys.byteorder)
+    return f"{ipaddress.ip_address(address)}/{bits}", metric, indexes
 
 
 def _of_neighbour(_: int, body: bytes) -> dict[int, bytes]:

@@ -1,7 +1,7 @@
 """What this host looks like to somebody who writes its first configuration: uplinks, storage programs, GPUs, people.
 
-Reads /proc, /sys and /run alone: it asks nobody, sends nothing and needs no privilege. What it cannot see it leaves
-out, and the written file says so.
+Reads /proc, /sys and /run, and the kernel's routes: it sends nothing and needs no privilege. What it cannot see it
+leaves out, and the written file says so.
 """
 
 from __future__ import annotations
@@ -9,14 +9,19 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from broker.enforce.device_stack import Layers, read
 from broker.policy.known_programs import KNOWN_PROGRAMS
+from hive_qos.errors import HiveError
+from hive_qos.netlink import NetlinkSocket
+from shaping.netlink.routes import WideRoute, wide_routes
 
 RULES_MAX = 16  # a quarter of what a file may have
 _TUNNELS = ("wireguard", "tun", "ppp")
+_EVERYWHERE = (("IPv4", "0.0.0.0/0", ("0.0.0.0/1", "128.0.0.0/1")), ("IPv6", "::/0", ("::/1", "8000::/1")))
 _SERVICE = re.compile(r"[^/]+\.service$")
 _TEMPLATED = re.compile(r"/[^/]+@[^/]*\.service$")
 
@@ -59,14 +64,14 @@ class Survey:
     notes: tuple[str, ...] = ()
 
 
-def look_at_host(root: Path = Path("/")) -> Survey:
-    """Look at the host whose files lie below `root`."""
+def look_at_host(root: Path = Path("/"), *, routes: Sequence[WideRoute] | None = None) -> Survey:
+    """Look at the host whose files lie below `root`; None asks the kernel for its routes."""
     sys = root / "sys/class/net"
-    routes = _default_routes(root)
+    defaults = _default_routes(_routes() if routes is None else routes)
     programs, services = _storage(root)
     uplinks: dict[str, Uplink] = {}
-    for device, families in routes.items():
-        found = _uplink(device, families, routes, sys)
+    for device, families in defaults.items():
+        found = _uplink(device, families, defaults, sys)
         uplinks.setdefault(found.name, found)
     return Survey(
         uplinks=tuple(uplinks.values()),
@@ -79,23 +84,33 @@ def look_at_host(root: Path = Path("/")) -> Survey:
     )
 
 
-def _default_routes(root: Path) -> dict[str, tuple[str, ...]]:
-    """The interfaces of the main table's default routes, the smallest metric first, with their families."""
-    found: list[tuple[int, str, str]] = []
-    for line in _lines(root / "proc/net/route")[1:]:
-        fields = line.split()
-        unreachable = len(fields) < 8 or int(fields[3], 16) & 0x0200 or fields[0] == "*"
-        if not unreachable and fields[1] == fields[7] == "00000000" and int(fields[3], 16) & 1:
-            found.append((int(fields[6]) & 0xFFFFFFFF, fields[0], "IPv4"))  # some kernels print it with a sign
-    for line in _lines(root / "proc/net/ipv6_route"):
-        fields = line.split()
-        unreachable = len(fields) < 10 or int(fields[8], 16) & 0x0200 or fields[9] == "lo"
-        if not unreachable and fields[0] == "0" * 32 and fields[1] == "00":
-            found.append((int(fields[5], 16), fields[9], "IPv6"))
+def _routes() -> tuple[WideRoute, ...]:
+    with contextlib.suppress(HiveError, OSError), contextlib.closing(NetlinkSocket()) as netlink:
+        return wide_routes(netlink)
+    return ()
+
+
+def _default_routes(routes: Sequence[WideRoute]) -> dict[str, tuple[str, ...]]:
+    """The interfaces of the default routes, the smallest metric first, with their families.
+
+    VPNs leave the default route as it is and put two of half the addresses before it. Where there is one, their own
+    packets leave by it, and it counts alone.
+    """
+    by_destination: dict[str, list[WideRoute]] = {}
+    for one in sorted(routes, key=lambda one: one.metric):
+        by_destination.setdefault(one.destination, []).append(one)
+    found = [(family, by_destination.get(whole, ())) for family, whole, _ in _EVERYWHERE]
+    if not any(whole for _, whole in found):
+        found = [
+            (family, [one for half in halves for one in by_destination[half]])
+            for family, _, halves in _EVERYWHERE
+            if all(half in by_destination for half in halves)
+        ]
     devices: dict[str, tuple[str, ...]] = {}
-    for _, device, family in sorted(found, key=lambda one: (one[2], one[0])):
-        if family not in devices.get(device, ()):
-            devices[device] = (*devices.get(device, ()), family)
+    for family, through in found:
+        for device in (name for one in through for name in one.interfaces):
+            if family not in devices.get(device, ()):
+                devices[device] = (*devices.get(device, ()), family)
     return devices
 
 

@@ -16,19 +16,17 @@ from broker.cli.changing.survey import Survey, Uplink, look_at_host
 from broker.policy.known_programs import KNOWN_PROGRAMS
 from broker.policy.toml import load
 from broker.policy.types import MatchRule
+from shaping.netlink.routes import WideRoute
 
 RUN = CliRunner()
-HEAD = "Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT\n"
-DEFAULT_6 = f"{'0' * 32} 00 {'0' * 32} 00 {'0' * 32} %08x 0 0 00000003 %s\n"
-REJECT_6 = f"{'0' * 32} 00 {'0' * 32} 00 {'0' * 32} ffffffff 0 0 00200200 lo\n"
 
 
 class Host:
-    """The files of a host."""
+    """The files of a host, and its routes."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.write("proc/net/route", HEAD)
+        self.routes: list[WideRoute] = []
 
     def write(self, path: str, text: str = "") -> Host:
         place = self.root / path
@@ -36,9 +34,9 @@ class Host:
         place.write_text(text, encoding="utf-8")
         return self
 
-    def route(self, device: str, metric: int = 0) -> Host:
-        before = (self.root / "proc/net/route").read_text(encoding="utf-8")
-        return self.write("proc/net/route", f"{before}{device} 00000000 010200C0 0003 0 0 {metric} 00000000 0 0 0\n")
+    def route(self, *devices: str, metric: int = 0, to: str = "0.0.0.0/0") -> Host:
+        self.routes.append(WideRoute(to, metric, devices))
+        return self
 
     def link(self, name: str, *, kind: str = "", lower: tuple[str, ...] = (), physical: bool = False) -> Host:
         self.write(f"sys/class/net/{name}/uevent", f"DEVTYPE={kind}\n" if kind else "")
@@ -52,7 +50,10 @@ class Host:
         return self
 
     def names(self) -> list[str]:
-        return [uplink.name for uplink in look_at_host(self.root).uplinks]
+        return [uplink.name for uplink in self.found().uplinks]
+
+    def found(self) -> Survey:
+        return look_at_host(self.root, routes=self.routes)
 
 
 @pytest.fixture
@@ -62,28 +63,35 @@ def host(tmp_path: Path) -> Host:
 
 def test_the_uplink_is_where_the_default_routes_lead_with_its_drivers_speed(host: Host) -> None:
     host.link("eth0", physical=True).write("sys/class/net/eth0/speed", "2500\n").route("eth0")
-    host.write("proc/net/ipv6_route", DEFAULT_6 % (1024, "eth0") + REJECT_6)
-    (uplink,) = look_at_host(host.root).uplinks
+    host.route("eth0", metric=1024, to="::/0")
+    (uplink,) = host.found().uplinks
     assert (uplink.name, uplink.driver_bits_per_s) == ("eth0", 2_500_000_000)
     assert uplink.why == "the default route leads there (IPv4 and IPv6)"
 
 
-def test_a_default_route_that_leads_nowhere_is_no_uplink(host: Host) -> None:
-    before = (host.root / "proc/net/route").read_text(encoding="utf-8")
-    for flags, metric in (("0201", -16689024), ("0001", 5)):  # unreachable, with a metric that wants 32 bits; blackhole
-        before += f"* 00000000 00000000 {flags} 0 0 {metric} 00000000 0 0 0\n"
-    host.write("proc/net/route", before).link("eth0").route("eth0", 100)
-    assert host.names() == ["eth0"]
-
-
 def test_two_uplinks_stand_in_the_order_of_their_metrics(host: Host) -> None:
-    host.link("eth0").link("wwan0").route("wwan0", 700).route("eth0", 100)
+    host.link("eth0").link("wwan0").route("wwan0", metric=700).route("eth0", metric=100)
     assert host.names() == ["eth0", "wwan0"]
 
 
-def test_an_uplink_of_ipv6_alone_is_found(host: Host) -> None:
-    host.link("eth0").write("proc/net/ipv6_route", REJECT_6 + DEFAULT_6 % (256, "eth0"))
+def test_uplinks_that_share_a_default_route_are_all_found(host: Host) -> None:
+    assert host.link("eth0").link("eth1").route("eth0", "eth1").names() == ["eth0", "eth1"]
+
+
+@pytest.mark.parametrize("halves", [("0.0.0.0/1", "128.0.0.0/1"), ("::/1", "8000::/1")])
+def test_two_routes_of_half_the_addresses_are_a_default_route_where_there_is_no_other(
+    host: Host, halves: tuple[str, str]
+) -> None:
+    host.link("eth0", physical=True).link("tun0", kind="tun").route("tun0", to=halves[0])
+    assert host.names() == []
+    assert host.route("tun0", to=halves[1]).names() == ["eth0"]
+    assert "the VPN tun0 has the default route" in host.found().uplinks[0].why
+    assert host.route("eth0").found().uplinks[0].why == "the default route leads there (IPv4)"
     assert host.names() == ["eth0"]
+
+
+def test_an_uplink_of_ipv6_alone_is_found(host: Host) -> None:
+    assert host.link("eth0").route("eth0", metric=256, to="::/0").names() == ["eth0"]
 
 
 def test_of_a_bridge_the_port_that_leads_out_is_chosen(host: Host) -> None:
@@ -110,7 +118,7 @@ def test_below_a_vpn_with_the_default_route_the_physical_interface_is_chosen(hos
 
 def test_a_vpn_beside_the_uplink_is_noted(host: Host) -> None:
     host.link("eth0", physical=True).link("wg0", kind="wireguard").route("eth0")
-    found = look_at_host(host.root)
+    found = host.found()
     assert [uplink.name for uplink in found.uplinks] == ["eth0"]
     assert found.notes[0].startswith("wg0: a VPN.")
 
@@ -128,7 +136,7 @@ def test_storage_programs_are_known_by_their_processes_and_services(host: Host) 
     process(host, 13, "syncthing", cgroup="user.slice/user-1000.slice/session-1.scope")
     process(host, 14, "borg", cgroup="user.slice/user-1000.slice/session-1.scope")
     host.write("usr/lib/systemd/system/minio.service")
-    found = look_at_host(host.root)
+    found = host.found()
     assert dict(found.programs) == {
         "ceph": "runs now",
         "minio": "installed as a service",
@@ -144,18 +152,18 @@ def test_a_service_under_another_name_is_found_by_what_systemd_started_in_it(hos
     process(host, 10, "restic", cgroup="system.slice/nightly-copy.service")
     process(host, 11, "cron", cgroup="system.slice/cron.service")
     process(host, 12, "rclone", cgroup="system.slice/cron.service", parent=11)
-    found = look_at_host(host.root)
+    found = host.found()
     assert (found.programs, found.storage) == ((), (("system.slice/nightly-copy.service", "restic"),))
 
 
 def test_a_gpu_and_the_time_zone_are_found(host: Host) -> None:
     host.write("proc/driver/nvidia/gpus/0000:01:00.0/information").write("etc/timezone", "Europe/Berlin\n")
-    found = look_at_host(host.root)
+    found = host.found()
     assert (found.gpu, found.timezone) == ("1 NVIDIA GPU", "Europe/Berlin")
 
 
 def test_an_empty_host_has_no_uplink(tmp_path: Path) -> None:
-    assert look_at_host(tmp_path) == Survey(uplinks=())
+    assert look_at_host(tmp_path, routes=()) == Survey(uplinks=())
 
 
 @pytest.mark.parametrize("people", [False, True])
