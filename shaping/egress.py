@@ -17,7 +17,14 @@ from hive_qos.errors import ConfigurationError, HiveError, KernelRejectedError, 
 from shaping.failsafe import opened
 from shaping.journal import Journal
 from shaping.kernel_api import Kernel
-from shaping.model.observations import SIZE_TABLE, Attachment, Capabilities, InterfaceCounters, PriorQdisc
+from shaping.model.observations import (
+    NOT_TAKEN_BACK,
+    SIZE_TABLE,
+    Attachment,
+    Capabilities,
+    InterfaceCounters,
+    PriorQdisc,
+)
 from shaping.model.shapes import InterfaceShape
 from shaping.model.tree import AddFilter, Operation, Tree
 from shaping.plan.counters import counters_of
@@ -281,6 +288,11 @@ def _prior_notes(interface: str, prior: PriorQdisc) -> tuple[str, ...]:
     name, notes = f"{prior.kind} {prior.handle_major:x}:", []
     if prior.nested:
         notes.append(f"{interface}: {prior.nested} classes, queues and filters below {name} will not be put back")
+    if prior.kind in NOT_TAKEN_BACK:
+        notes.append(
+            f"{interface}: {name} will not be put back, for the kernel refuses the options that it reports of this "
+            "kind; set it again after the broker"
+        )
     if prior.options.get(SIZE_TABLE):
         notes.append(
             f"{interface}: the size table (stab) of {name} will not be put back; set it again after the broker"

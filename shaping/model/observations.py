@@ -91,6 +91,9 @@ class SegmentState:
 
 SIZE_TABLE = "size_table"
 
+NOT_TAKEN_BACK = frozenset({"choke", "ets", "mqprio", "red"})
+"""Kinds of which the kernel refuses the very options that it reports."""
+
 
 @dataclass(frozen=True)
 class PriorQdisc:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import sys
 
 from hive_qos.errors import KernelRejectedError, ReadBackError
 from hive_qos.netlink import NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NetlinkSocket, attribute_map, pack_attribute
@@ -30,6 +31,14 @@ from shaping.netlink.fast_path import (
 _RAW_OPTIONS = "raw"
 """Key of the prior qdisc's options as the kernel's own bytes in hexadecimal; they can be given back as they are."""
 
+_MADE_CLASSES = frozenset({"atm", "cbq", "drr", "dsmark", "hfsc", "htb", "qfq"})
+"""Kinds whose classes somebody makes. Other kinds come with theirs, such as the bands of prio and the flows of cake."""
+
+_CODEL_TIMES = {"codel": (1, 3, 5), "fq_codel": (1, 3, 7)}
+"""Attributes of the target, the interval and the threshold of ECN."""
+
+_SFQ_LIMIT, _SFQ_FLOWS = slice(8, 12), slice(16, 20)  # of tc_sfq_qopt in linux/pkt_sched.h
+
 _REFUSED_OPTIONS = b"\x05\x00\x01\x00\xff\x00\x00\x00"
 """One attribute of type 1 with one byte. HTB wants type 2, and fq_codel's type 1 has 4 bytes: both refuse it, so that a
 probe can never replace a qdisc."""
@@ -43,12 +52,12 @@ def read_root(tc: NetlinkSocket, interface: str, index: int) -> PriorQdisc:
     if root is None:  # an interface that is down may list none
         return PriorQdisc(kind="noqueue", handle_major=0)
     nested = 0
-    if root.handle:  # what hangs below a default root is the kernel's own (mq's queues)
-        nested = len([child for child in queues if child.parent != TC_H_ROOT and child.parent >> 16 != 0xFFFF])
-        for kind in (RTM_GETTCLASS, RTM_GETTFILTER):
+    if root.handle:  # what hangs below a default root is the kernel's own, as is a queue without a handle (mq's)
+        nested = len([one for one in queues if one.handle and one.parent != TC_H_ROOT and one.parent >> 16 != 0xFFFF])
+        for kind in (RTM_GETTCLASS, RTM_GETTFILTER) if root.kind in _MADE_CLASSES else (RTM_GETTFILTER,):
             what = f"list what is below {root.kind} of {interface}"
             below = read_objects(tc, what, kind, index=index, parent=root.handle)
-            nested += len(below)
+            nested += len([one for one in below if kind != RTM_GETTCLASS or one.handle != root.handle])  # hfsc's own
     options: dict[str, object] = {_RAW_OPTIONS: root.options.hex()} | ({SIZE_TABLE: True} if root.size_table else {})
     return PriorQdisc(root.kind, root.handle >> 16, options, nested)
 
@@ -62,7 +71,7 @@ def delete_own(tc: NetlinkSocket, interface: str, index: int) -> None:
 def put_back(tc: NetlinkSocket, interface: str, index: int, prior: PriorQdisc) -> str | None:
     """Make `prior` the root again; a sentence where the kernel did not take all of it, or None."""
     raw = bytes.fromhex(str(prior.options.get(_RAW_OPTIONS, "")))
-    options = _taken_back(raw) if prior.kind == "htb" else raw
+    options = _taken_back(prior.kind, raw)
     flags, handle = NLM_F_CREATE | NLM_F_REPLACE, prior.handle_major << 16
     request = encode_queue(prior.kind, options, index=index, handle=handle, flags=flags)
     try:
@@ -70,7 +79,8 @@ def put_back(tc: NetlinkSocket, interface: str, index: int, prior: PriorQdisc) -
     except KernelRejectedError as error:
         return f"{interface}: {error}; the kernel's default is there now"
     found = read_root(tc, interface, index)
-    if (found.kind, found.options.get(_RAW_OPTIONS)) != (prior.kind, prior.options.get(_RAW_OPTIONS)):
+    there = bytes.fromhex(str(found.options.get(_RAW_OPTIONS, "")))
+    if (found.kind, _compared(found.kind, there)) != (prior.kind, _compared(prior.kind, raw)):
         return f"{interface}: {prior.kind} is back, but some of its options are not what they were"
     return None
 
@@ -90,13 +100,28 @@ def knows_qdisc(tc: NetlinkSocket, kind: str) -> bool:
     raise ReadBackError(f"probe for {kind}", wanted="a refusal", found="a qdisc on lo")
 
 
-def _taken_back(options: bytes) -> bytes:
-    """What the kernel takes for what it reported of HTB: it reports its version with a minor part (0x30011) that it
-    refuses to be told."""
+def _taken_back(kind: str, options: bytes) -> bytes:
+    """What the kernel takes for what it reported.
+
+    HTB reports its version with a minor part (0x30011) that it refuses to be told. CoDel keeps its times in units of
+    1.024 us, reports them in whole microseconds and rounds down in both directions: one more gives the same unit.
+    """
+    if kind != "htb" and kind not in _CODEL_TIMES:
+        return options
     given = b""
     for attribute, payload in attribute_map(options).items():
-        if attribute == TCA_HTB_INIT:
+        if attribute in _CODEL_TIMES.get(kind, ()):
+            payload = (int.from_bytes(payload, sys.byteorder) + 1).to_bytes(4, sys.byteorder)
+        elif kind == "htb" and attribute == TCA_HTB_INIT:
             _, rate2quantum, default, debug, _ = HTB_GLOB.unpack_from(payload)
             payload = HTB_GLOB.pack(HTB_VERSION, rate2quantum, default, debug, 0)
         given += pack_attribute(attribute, payload)
     return given
+
+
+def _compared(kind: str, options: bytes) -> bytes:
+    """Options as they work: of SFQ's flows there are never more than packets, whatever it was told at first."""
+    if kind != "sfq" or len(options) < _SFQ_FLOWS.stop:
+        return options
+    flows = min(options[_SFQ_FLOWS], options[_SFQ_LIMIT], key=lambda number: int.from_bytes(number, sys.byteorder))
+    return options[: _SFQ_FLOWS.start] + flows + options[_SFQ_FLOWS.stop :]

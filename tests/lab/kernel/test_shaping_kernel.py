@@ -243,6 +243,18 @@ def test_a_killed_shapers_tree_is_adopted_and_the_users_root_still_comes_back(
     assert bench.root() == before
 
 
+@pytest.mark.parametrize("kind", ["tbf rate 7mbit burst 20k limit 100k", "mq"])
+def test_classes_that_a_kind_comes_with_are_no_loss(
+    kernel: RealKernel, bench: Bench, tmp_path: Path, kind: str
+) -> None:
+    bench.tc(*f"qdisc add dev {INTERFACE} root handle 8: {kind}".split())
+    before = bench.root()
+    shaper = shaper_of(kernel, tmp_path)
+    assert shaper.attach(make_shape(INTERFACE), replace_foreign=True).notes == ()
+    assert shaper.detach(INTERFACE) == ()
+    assert bench.root() == before
+
+
 def test_a_size_table_that_cannot_be_put_back_is_told(kernel: RealKernel, bench: Bench, tmp_path: Path) -> None:
     table = "stab overhead 24 linklayer ethernet mpu 64"
     bench.tc(*f"qdisc add dev {INTERFACE} root handle 8: {table} pfifo limit 77".split())

@@ -5,19 +5,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from broker_host import CONFIGURATION, Broker, broker_in, two_hosts
 from patience import wait_until
+from shaping_contract import make_shape
 
 from broker import client
+from shaping.journal import Journal
+from shaping.kernel import RealKernel
+from shaping.shaper import Shaper
 from tools.lab import Lab
+from tools.lab.kernel import entered
 
 pytestmark = pytest.mark.stock_kernel
 
@@ -132,3 +139,41 @@ def dropped_packets(broker: Broker) -> int:
 def test_a_clean_end_puts_back_what_the_kernel_had(broker: Broker) -> None:
     broker.stop()
     assert "htb" not in broker.root_qdisc()
+
+
+@pytest.mark.parametrize("kind", [
+    "cake bandwidth 30mbit", "codel target 3ms", "fq_codel limit 500 target 3ms interval 60ms ecn", "hfsc default 1",
+    "multiq", "prio bands 4", "sfq perturb 10", "skbprio",
+])  # fmt: skip
+def test_a_qdisc_that_comes_back_as_it_was_is_no_reason_for_a_word(lab: Lab, tmp_path: Path, kind: str) -> None:
+    with taken_over(lab, tmp_path, kind) as (before, shaper, notes):
+        assert notes == ()
+        assert shaper.detach("eth0") == ()
+        assert root_of(lab) == before
+
+
+@pytest.mark.parametrize("kind", [
+    "choke limit 1000 bandwidth 10mbit", "ets bands 3 strict 1", "red limit 100000 avpkt 1000 bandwidth 10mbit",
+])  # fmt: skip
+def test_a_qdisc_that_will_not_come_back_is_named_at_the_start(lab: Lab, tmp_path: Path, kind: str) -> None:
+    with taken_over(lab, tmp_path, kind) as (_, shaper, (note,)):
+        assert f"{kind.split()[0]} 7: will not be put back" in note
+        (refused,) = shaper.detach("eth0")
+        assert "the kernel's default is there now" in refused
+
+
+@contextlib.contextmanager
+def taken_over(lab: Lab, folder: Path, kind: str) -> Iterator[tuple[str, Shaper, tuple[str, ...]]]:
+    """What stood at the root, the shaper that took it over, and what that said."""
+    with entered(lab["a"].namespace), Shaper(RealKernel(), Journal(folder)) as shaper:
+        lab["a"].run(["tc", "qdisc", "replace", "dev", "eth0", "root", "handle", "7:", *kind.split()])
+        before = root_of(lab)
+        try:
+            yield before, shaper, shaper.attach(make_shape("eth0"), replace_foreign=True).notes
+        finally:
+            shaper.clear()
+            lab["a"].run(["tc", "qdisc", "del", "dev", "eth0", "root"], check=False)
+
+
+def root_of(lab: Lab) -> str:
+    return lab["a"].run(["tc", "qdisc", "show", "dev", "eth0", "root"]).stdout

@@ -63,6 +63,12 @@ def test_a_foreign_root_stays_unless_told(kernel: FakeKernel, journal: Journal) 
     assert kernel.root("eth0") == TBF
 
 
+def test_a_root_that_the_kernel_will_not_take_back_is_named_at_the_start(kernel: FakeKernel, journal: Journal) -> None:
+    kernel.set_root("eth0", PriorQdisc("red", 7, {"raw": "2800"}))
+    (note,) = Shaper(kernel, journal).attach(make_shape("eth0"), replace_foreign=True).notes
+    assert note.startswith("eth0: red 7: will not be put back")
+
+
 def test_a_restart_adopts_without_touching_queues_and_keeps_the_first_journal_entry(
     kernel: FakeKernel, journal: Journal
 ) -> None:

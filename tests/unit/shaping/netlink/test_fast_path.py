@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import sys
 from dataclasses import replace
 
 import pytest
@@ -25,7 +26,7 @@ from shaping.netlink.fast_path import (
     decode_queue,
     encode_operation,
 )
-from shaping.netlink.root import _taken_back
+from shaping.netlink.root import _compared, _taken_back
 from shaping.plan.desired_tree import desired_tree
 
 TREE = desired_tree(
@@ -92,9 +93,28 @@ def test_a_codepoint_filter_is_blind_to_the_congestion_bits() -> None:
 
 def test_htbs_reported_version_is_given_back_as_the_one_that_it_takes() -> None:
     reported = bytes.fromhex("18000200110003000c00000020000000000000002a00000008000500e8030000")
-    given_back = attribute_map(_taken_back(reported))
+    given_back = attribute_map(_taken_back("htb", reported))
     assert struct.unpack("=IIIII", given_back[2]) == (3, 12, 0x20, 0, 0)
     assert struct.unpack("=I", given_back[5]) == (1000,)
+
+
+@pytest.mark.parametrize("wanted_us", [1, 2_999, 3_000, 5_000, 60_000, 100_000])
+def test_codels_times_come_back_as_they_were_though_the_kernel_rounds_down_twice(wanted_us: int) -> None:
+    def kept_us(given_us: int) -> int:
+        return (given_us * 1000 >> 10) * 1024 // 1000
+
+    reported = pack_attribute(1, struct.pack("=I", kept_us(wanted_us))) + pack_attribute(2, struct.pack("=I", 500))
+    given_back = attribute_map(_taken_back("fq_codel", reported))
+    assert kept_us(int.from_bytes(given_back[1], sys.byteorder)) == kept_us(wanted_us)
+    assert struct.unpack("=I", given_back[2]) == (500,)
+
+
+def test_sfq_with_fewer_flows_than_it_was_told_is_the_same_where_packets_bound_them() -> None:
+    def options(*, limit: int, flows: int) -> bytes:
+        return struct.pack("=IiIII", 1514, 10, limit, 1024, flows) + bytes(52)
+
+    assert _compared("sfq", options(limit=127, flows=128)) == _compared("sfq", options(limit=127, flows=127))
+    assert _compared("sfq", options(limit=127, flows=126)) != _compared("sfq", options(limit=127, flows=127))
 
 
 BASIC = pack_attribute(1, struct.pack("=QI", 5_000_000_000, 7) + bytes(4))
