@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from broker.enforce.preview import Found, at_capacity, change, shapes_under, start
 from broker.model.values import InterfaceSample, SchedulesNow
@@ -61,7 +62,7 @@ def test_interfaces_that_come_and_go_are_built_and_given_back() -> None:
 def test_what_somebody_configured_is_refused_and_nothing_counted_unless_the_broker_takes_over() -> None:
     foreign = {"eth0": Found(root=PriorQdisc("pfifo", 9))}
     for before in ({}, shapes(policy())):  # also where a broker that runs has lost its classes to it
-        lost = {"present": HERE, "found": foreign, "capabilities": OFFERED, "unshaped": {"eth0"}}
+        lost: dict[str, Any] = {"present": HERE, "found": foreign, "capabilities": OFFERED, "unshaped": {"eth0"}}
         (plan,) = change(before, shapes(policy()), **lost)
         assert (plan.action, plan.operations) == ("refused", ())
         (plan,) = change(before, shapes(policy()), **lost, take_over=True)
