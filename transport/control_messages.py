@@ -92,11 +92,9 @@ class ControlMessages:
             case {"op": "bulk"}:
                 self._endpoint.peers.asked_for_bulk(rank, time.monotonic())
             case {"op": "where", "rank": int(other), "bulk": bool(bulk)} if other in self._endpoint.peers.peers:
-                self._endpoint.introductions.asked(rank, other, bulk=bulk, now_s=time.monotonic())
+                self._endpoint.introductions.asked(rank, other, bulk=bulk)
             case {"op": "seen", "rank": int(other), "bulk": bool(bulk)}:
                 self._endpoint.introductions.told(rank, other, message, bulk=bulk, now_s=time.monotonic())
-            case {"op": "relay", "rank": int(other)}:
-                self._endpoint.introductions.relayed(rank, other, message, now_s=time.monotonic())
             case {"op": "alive"}:
                 pass  # its acknowledgement is the answer
             case {"op": "leave"}:

@@ -38,7 +38,6 @@ from transport.inspection.inspection import Inspection
 from transport.mesh.address_watcher import AddressWatcher
 from transport.mesh.endpoint import Endpoint
 from transport.mesh.one_way_delay import OneWayDelay
-from transport.mesh.relays import Relays
 from transport.mesh.sockets import Sockets, machine
 from transport.p2p.engine import TAG_MAX, P2PEngine
 from transport.p2p.operation import P2POp
@@ -87,7 +86,6 @@ class Runtime:
         self._delays: OneWayDelay
         self._broker: BrokerSession | None = None
         self._address_watcher: AddressWatcher | None = None
-        self._relays: Relays | None = None
         self.inspection: Inspection
 
     @classmethod
@@ -152,13 +150,11 @@ class Runtime:
         return runtime
 
     def _begin(self, bootstrap: Bootstrap) -> None:
-        self._relays = Relays(self._settings.ports, lambda sockets: broker.register(sockets))
         self._endpoint = Endpoint(
             rank=self.rank,
             job=self._settings.job,
             world=self._world,
             peers=bootstrap.peers,
-            relays=self._relays,
             silence_ends=self._settings.silence_ends,
             on_gone=lambda gone: self._control.gone(gone),
             on_control=lambda rank, message: self._control.received(rank, message),
@@ -429,8 +425,6 @@ class Runtime:
         # The last comes first. An interrupt ends one of them alone: where a program goes on after it, the others would
         # wait for a rank that has not said goodbye, and threads and sockets would stay.
         with contextlib.ExitStack() as leaving:
-            if self._relays is not None:
-                leaving.callback(self._relays.close)
             if self._loop.started:
                 leaving.callback(self._end_loop, give_up_s)
             if self._broker is not None:

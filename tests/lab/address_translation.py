@@ -8,7 +8,7 @@ from typing import Any
 
 from pyroute2.netlink import nlmsg
 from pyroute2.netlink.nfnetlink.nftsocket import nft_chain_msg, nft_rule_msg, nft_table_msg
-from pyroute2.nftables.expressions import genex
+from pyroute2.nftables.expressions import masq
 
 from hive_qos.netlink import NLM_F_CREATE, NetlinkSocket, Request
 from shaping.netlink import messages, nftables
@@ -21,29 +21,25 @@ _TABLE = "masquerade"
 _POSTROUTING_SRCNAT = [("NFTA_HOOK_HOOKNUM", 4), ("NFTA_HOOK_PRIORITY", 100)]
 _INPUT = [("NFTA_HOOK_HOOKNUM", 1), ("NFTA_HOOK_PRIORITY", 0)]
 _DROP = 0
-_RANDOM_FULLY = ("NF_NAT_RANGE_PROTO_RANDOM_FULLY",)
 
 
 @contextmanager
-def masquerade(host: Host, *, guarded: bool = False, random_ports: bool = False) -> Iterator[None]:
+def masquerade(host: Host, *, guarded: bool = False) -> Iterator[None]:
     """For the time of a `with` block whatever leaves a host, IPv4 and IPv6, has the address of the interface by which
     it leaves: `table inet masquerade { chain out { type nat hook postrouting priority srcnat; masquerade; }; }`.
 
     Args:
         guarded: nothing comes to the host itself, as home routers have it: `chain in { type filter hook input priority
             0; policy drop; }`. IPv6 needs what comes there.
-        random_ports: a socket has another outer port for each address that it sends to (symmetric NAT, `masquerade
-            random,fully-random`).
     """
     chain = {"NFTA_CHAIN_TABLE": _TABLE}
     out = {"NFTA_CHAIN_NAME": "out", "NFTA_CHAIN_HOOK": {"attrs": _POSTROUTING_SRCNAT}, "NFTA_CHAIN_TYPE": "nat"}
     into = {"NFTA_CHAIN_NAME": "in", "NFTA_CHAIN_HOOK": {"attrs": _INPUT}, "NFTA_CHAIN_TYPE": "filter"}
-    masq = genex("masq", {"flags": _RANDOM_FULLY} if random_ports else {})
     requests = [
         # Its owner's: it goes when the socket closes.
         _request(nft_table_msg, _NEWTABLE, NFTA_TABLE_NAME=_TABLE, NFTA_TABLE_FLAGS=_TABLE_OWNER),
         _request(nft_chain_msg, _NEWCHAIN, **chain, **out),
-        _request(nft_rule_msg, _NEWRULE, NFTA_RULE_TABLE=_TABLE, NFTA_RULE_CHAIN="out", NFTA_RULE_EXPRESSIONS=[masq]),
+        _request(nft_rule_msg, _NEWRULE, NFTA_RULE_TABLE=_TABLE, NFTA_RULE_CHAIN="out", NFTA_RULE_EXPRESSIONS=masq()),
     ]
     if guarded:
         requests.append(_request(nft_chain_msg, _NEWCHAIN, **chain, **into, NFTA_CHAIN_POLICY=_DROP))

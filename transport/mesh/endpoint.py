@@ -44,7 +44,6 @@ from transport.mesh.liveness import LivenessCheck
 from transport.mesh.outbox import SendEnd, Sending
 from transport.mesh.paths import Location, plain_locations
 from transport.mesh.peers import AskForBulk, Dial, Gone, PeerTable, Phase
-from transport.mesh.relays import Relays
 from transport.mesh.send_dispatch import SendDispatch
 from transport.mesh.sockets import Sockets
 from transport.wire.error_codes import WireCode
@@ -84,7 +83,6 @@ class Endpoint:
         job: str,
         world: str,
         peers: PeerTable,
-        relays: Relays,
         silence_ends: bool = False,
         on_gone: Callable[[Gone], None],
         on_control: Callable[[int, Mapping[str, object]], None],
@@ -112,7 +110,7 @@ class Endpoint:
         self._early: list[Event] = []
         self.closing = False
         self.liveness = LivenessCheck(peers, self.control)
-        self.introductions = Introductions(peers, self.control, lambda: self._need_engine().statistics(), relays)
+        self.introductions = Introductions(peers, self.control, lambda: self._need_engine().statistics())
 
     @property
     def hello(self) -> dict[int, object]:

@@ -62,7 +62,7 @@ def paths_between(own: Sequence[Location], theirs: Sequence[Location]) -> tuple[
     first = theirs[0]
 
     def likely(path: Path) -> tuple[bool, int]:
-        return (path.local, path.remote) != (0, first), _differing_bits(own[path.local].address, path.remote.address)
+        return (path.local, path.remote) != (0, first), differing_bits(own[path.local].address, path.remote.address)
 
     return tuple(sorted(paths, key=likely)[:PATHS_MAX])
 
@@ -89,7 +89,7 @@ def is_group_or_none(address: str) -> bool:
     return literal.is_multicast or literal.is_unspecified
 
 
-def _differing_bits(one: str, other: str) -> int:
+def differing_bits(one: str, other: str) -> int:
     """Behind the common prefix."""
     first, second = (int(ipaddress.ip_address(text.partition("%")[0])) for text in (one, other))
     return (first ^ second).bit_length()

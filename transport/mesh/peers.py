@@ -32,14 +32,14 @@ from typing import TypeAlias
 
 from hive_qos.errors import ConnectionLostError
 from transport.engine.base import Address
-from transport.mesh.paths import LOCATIONS_MAX, Link, Location, Path, is_spare, paths_between
+from transport.mesh.paths import Link, Location, Path, is_spare, paths_between
 
 FIRST = 0
 """The number of the first location's interface (`sockets.locations_of`)."""
 UNTOLD = -1
 """In place of an interface's number, of an address that other ranks have seen."""
-SEEN_WAYS_MAX = LOCATIONS_MAX
-"""To such addresses: those of each own location to one, or to two that ranks see differently."""
+SEEN_WAYS_MAX = 4
+"""To such addresses. They are tried first, and a lost rank has to be found within two seconds where it says, too."""
 DIAL_OTHER_S = 1.0
 """How long the larger rank waits to be dialled. Three round trips of a bad link, and nobody minds waiting a second."""
 BACK_OFF_S_FIRST = 0.1
@@ -278,7 +278,7 @@ class PeerTable:
         own, theirs = self._interfaces, peer.interfaces
         if bulk or self._rank > peer.rank or len(channel.by_link) >= max(own, theirs) or self._on_this_host(peer):
             return []
-        idle = [way for way in channel.ways if not way.dialling]
+        idle = [way for way in channel.ways if not way.dialling and way.path.remote.interface != UNTOLD]
         in_use = set(channel.by_link) | {self._link(peer, way.path) for way in channel.ways if way.dialling}
         spare = [way for way in idle if is_spare(self._link(peer, way.path), in_use=in_use, own=own, theirs=theirs)]
         return sorted(spare, key=lambda way: way.next_dial_s)[:1]
@@ -443,11 +443,14 @@ class PeerTable:
         ]
 
     def reached(self) -> list[int]:
-        """Ranks that are there where we have dialled them."""
+        """Ranks that are there where they say, and we have dialled them."""
         return [
             peer.rank
             for peer in self.peers.values()
-            if any(one.by_smaller == (self._rank < peer.rank) for one in peer.compute.connections.values())
+            if any(
+                one.by_smaller == (self._rank < peer.rank) and one.link[1] != UNTOLD
+                for one in peer.compute.connections.values()
+            )
         ]
 
     def dialled_by(self, rank: int, *, bulk: bool) -> list[int]:

@@ -108,21 +108,6 @@ def locations_of(pairs: Sequence[Sockets]) -> tuple[Location, ...]:
     )
 
 
-def open_relay_sockets(*, six: bool, ports: Sequence[int]) -> Sockets:
-    """A pair at all addresses of this host, over which others reach each other.
-
-    Raises:
-        ConfigurationError: no port is left.
-    """
-    address = "::" if six else "0.0.0.0"
-    compute = _bind(address, ports or ANY)
-    try:
-        return Sockets(compute, _bind(address, ports or ANY), address)
-    except ConfigurationError:
-        compute.close()
-        raise
-
-
 def reopen_sockets(before: Sockets, settings: Settings, *, address: str, advertise: str) -> Sockets:
     """Bind both sockets to another address of this host, to the same ports where those are free there.
 

@@ -14,7 +14,6 @@ from transport.mesh import address_watcher
 from transport.mesh.address_watcher import LOOK_S, LOOKS, AddressWatcher
 from transport.mesh.endpoint import Endpoint
 from transport.mesh.peers import PeerTable
-from transport.mesh.relays import Relays
 from transport.mesh.sockets import Sockets, open_sockets, reopen_sockets
 from transport.settings import Settings
 
@@ -245,8 +244,7 @@ def test_no_socket_is_left_open_where_the_engine_does_not_go_on_from_the_first(r
     refusing: Any = Refusing(error)
     peers = PeerTable(0, (), (), reconnect_s=1.0, now_s=0.0)
     callbacks: dict[str, Any] = dict.fromkeys(("on_gone", "on_control", "on_unexpected", "on_refused"), nothing)
-    relays = Relays((), nothing)
-    endpoint = Endpoint(rank=0, job="j", world="w", peers=peers, relays=relays, **callbacks)
+    endpoint = Endpoint(rank=0, job="j", world="w", peers=peers, **callbacks)
     endpoint.begin(refusing, [(1, 2)])
     sockets = open_sockets(Settings(listen="127.0.0.1"))
     for sock in (sockets.compute, sockets.bulk):

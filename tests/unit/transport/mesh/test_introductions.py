@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
 from transport.engine.base import Address, ConnectionStatistics
-from transport.mesh.introductions import ASK_S, ASKED_MAX, RELAY_ASKED, Introductions
+from transport.mesh.introductions import ANSWERED_MAX, ASK_S, ASKED_MAX, TOLD_MAX, Introductions
 from transport.mesh.paths import Location, Path
 from transport.mesh.peers import SEEN_WAYS_MAX, UNTOLD, Action, AskForBulk, Contact, Dial, PeerTable
-from transport.mesh.relays import Relays
-from transport.mesh.sockets import Sockets
 
 SIZE = 7
 OUTSIDE = ("203.0.113.7", 40_000)
@@ -39,13 +37,10 @@ class Side:
         self.peers = PeerTable(rank, [location(rank)], contacts, reconnect_s=2.0, now_s=100.0)
         self.sent: list[tuple[int, Mapping[str, object]]] = []
         self.remotes: dict[int, Address] = {}
-        self.opened: list[Sockets] = []
-        self.relays = Relays((), self.opened.append)
         self.introductions = Introductions(
             self.peers,
             lambda to, message: self.sent.append((to, message)),
             lambda: {number: statistics(remote) for number, remote in self.remotes.items()},
-            self.relays,
         )
 
     def up(self, rank: int, *, dialled: bool, source: Address | None = None, bulk: bool = False) -> None:
@@ -60,10 +55,12 @@ class Side:
     def dials(self, now_s: float = 105.0) -> list[Dial]:
         return [action for action in self.peers.due(now_s) if isinstance(action, Dial)]
 
-    def asked(self, by: int, rank: int, *, bulk: bool = False, now_s: float = 105.0) -> None:
-        self.introductions.asked(by, rank, bulk=bulk, now_s=now_s)
+    def asked(self, by: int, rank: int, *, bulk: bool = False) -> None:
+        self.introductions.asked(by, rank, bulk=bulk)
 
     def tell(self, rank: int, message: Mapping[str, object], *, bulk: bool = False) -> None:
+        if not self.peers.reached():
+            self.up(0, dialled=True)
         self.introductions.told(0, rank, message, bulk=bulk, now_s=105.0)
 
 
@@ -77,10 +74,10 @@ HOME = ("203.0.113.9", 1000)
 def test_both_hear_at_the_same_time_from_where_the_other_one_has_dialled():
     side = Side()
     side.up(6, dialled=False, source=HOME)
-    side.asked(6, 5)
+    side.asked(6, 5, bulk=False)
     assert side.sent == []  # nothing is known of 5 yet, and 6 would dial alone
     side.up(5, dialled=False, source=OUTSIDE)
-    side.asked(6, 5)
+    side.asked(6, 5, bulk=False)
     assert side.sent == [(6, seen(5)), (5, seen(6, address=HOME))]
 
 
@@ -89,7 +86,7 @@ def test_where_a_router_has_changed_that_since_the_new_address_is_said():
     side.up(5, dialled=False, source=OUTSIDE)
     side.up(6, dialled=True)
     side.remotes[5] = HOME
-    side.asked(6, 5)
+    side.asked(6, 5, bulk=False)
     assert side.sent == [(6, seen(5, address=HOME))]
 
 
@@ -100,7 +97,7 @@ def test_nothing_is_said_of_who_can_be_dialled_where_it_says(dialled: bool):
     side.up(5, dialled=dialled, source=None if dialled else OUTSIDE)
     if not dialled:
         side.remotes[5] = location(5).of(bulk=False)
-    side.asked(6, 5)
+    side.asked(6, 5, bulk=False)
     assert side.sent == []
 
 
@@ -164,11 +161,60 @@ def test_a_rank_is_dialled_where_it_was_seen_too_at_each_address_once():
 
 def test_a_lying_rank_makes_us_dial_some_addresses_at_most():
     side = Side()
-    for port in range(1, 100):
-        side.tell(5, seen(5, address=(OUTSIDE[0], port)))
+    dialled: set[Address] = set()
+    for look in range(10):
+        side.introductions.tick(105.0 + look)
+        for port in range(1, 100):
+            side.tell(5, seen(5, address=(OUTSIDE[0], 100 * look + port)))
+            dialled |= {one.address for one in side.dials() if one.rank == 5 and one.address[0] == OUTSIDE[0]}
+    assert len(dialled) == 10 * TOLD_MAX
     ways = side.peers.peers[5].compute.ways
-    assert len(ways) == 1 + SEEN_WAYS_MAX
+    assert len(ways) == SEEN_WAYS_MAX + 1
     assert ways[-1].path.remote == location(5)
+
+
+def test_a_rank_that_asks_all_the_time_is_answered_now_and_then():
+    side = Side()
+    side.up(5, dialled=False, source=OUTSIDE)
+    side.up(6, dialled=True)
+    for look in range(3):
+        side.introductions.tick(105.0 + look)
+        for _ in range(1000):
+            side.asked(6, 5)
+    assert [message["op"] for _, message in side.sent].count("seen") == 3 * ANSWERED_MAX
+
+
+def test_who_is_not_reached_where_it_says_is_no_judge_of_where_others_are():
+    side = Side()
+    side.up(0, dialled=False, source=HOME)
+    side.introductions.told(0, 5, seen(5), bulk=False, now_s=105.0)
+    side.introductions.tick(105.0)
+    assert len(side.peers.peers[5].compute.ways) == 1
+    assert side.peers.reached() == []
+
+
+def test_those_far_away_are_asked_first():
+    side = Side(rank=0)
+    for rank in range(1, SIZE - 1):
+        side.up(rank, dialled=True)
+    (found,) = side.peers.peers[5].compute.connections.items()
+    side.peers.peers[5].compute.connections[found[0]] = replace(found[1], address="8.8.4.4")
+    for now_s in (105.0, 106.0, 107.0):
+        side.introductions.tick(now_s)
+    asked = [to for to, _ in side.sent]
+    assert asked[0] == 5
+    assert set(asked[: ASKED_MAX + 1]) == {1, 2, 3, 4, 5}
+
+
+def test_a_way_that_others_have_seen_is_no_further_link():
+    contacts = [Contact(1, "node-1", (location(1),))]
+    own = [location(0), Location(1, "192.168.9.2", 5000, 6000)]
+    peers = PeerTable(0, own, contacts, reconnect_s=2.0, now_s=100.0)
+    peers.seen_at(1, OUTSIDE, bulk=False, now_s=100.0)
+    peers.up(1, 7, bulk=False, dialled=Dial(1, False, Path(0, location(1))), local=0, address=location(1).address)
+    dialled = [action.address for now_s in range(100, 200) for action in peers.due(now_s) if isinstance(action, Dial)]
+    assert dialled
+    assert OUTSIDE not in dialled
 
 
 @pytest.mark.parametrize(
@@ -219,54 +265,3 @@ def test_a_lost_rank_is_asked_for_at_once():
     side.peers.down(5, reason="cut", now_s=105.1)
     side.introductions.tick(105.5)
     assert [message["rank"] for _, message in side.sent] == [5] * ASKED_MAX
-
-
-def of_relays(side: Side) -> list[tuple[int, Mapping[str, object]]]:
-    return [(to, message) for to, message in side.sent if message["op"] == "relay"]
-
-
-def test_two_who_ask_for_each_other_again_and_again_are_told_of_a_way_through_this_rank():
-    side = Side()
-    side.up(5, dialled=False, source=OUTSIDE)
-    side.up(6, dialled=True)
-    for number in range(RELAY_ASKED):
-        assert of_relays(side) == []
-        side.asked(*((5, 6) if number % 2 else (6, 5)), now_s=105.0 + number * ASK_S)
-    (opened,) = side.opened
-    ports = {"port": opened.compute_port, "bulk_port": opened.bulk_port}
-    expected = [(5, {"op": "relay", "rank": 6, **ports}), (6, {"op": "relay", "rank": 5, **ports})]
-    assert of_relays(side) == expected
-    side.asked(5, 6, now_s=105.0 + RELAY_ASKED * ASK_S)
-    assert of_relays(side) == 2 * expected, "it keeps its sockets"
-    side.relays.close()
-
-
-@pytest.mark.parametrize("how", ["seldom", "as they told", "of itself", "from one address"])
-def test_nothing_is_relayed(how: str):
-    side = Side()
-    side.up(5, dialled=how == "as they told", source=None if how == "as they told" else OUTSIDE)
-    side.up(6, dialled=how != "from one address", source=OUTSIDE if how == "from one address" else None)
-    for number in range(3 * RELAY_ASKED):
-        side.asked(5, 5 if how == "of itself" else 6, now_s=105.0 + number * ASK_S * (3 if how == "seldom" else 1))
-    assert of_relays(side) == [] == side.opened
-
-
-def test_a_relayed_rank_is_dialled_at_the_relay_s_address_for_compute_and_for_bulk():
-    side = Side()
-    side.up(0, dialled=True)
-    side.introductions.relayed(0, 5, {"port": 41, "bulk_port": 42}, now_s=105.0)
-    found = side.peers.peers[5]
-    assert found.compute.ways[0].path.remote.of(bulk=False) == (location(0).address, 41)
-    assert found.bulk.ways[0].path.remote.of(bulk=True) == (location(0).address, 42)
-
-
-@pytest.mark.parametrize(
-    "ports", [{}, {"port": 41}, {"port": 0, "bulk_port": 42}, {"port": 41, "bulk_port": "x"}], ids=str
-)
-def test_a_relay_without_ports_is_not_dialled(ports: dict[str, object], caplog: pytest.LogCaptureFixture):
-    side = Side()
-    side.up(0, dialled=True)
-    with caplog.at_level(logging.WARNING):
-        side.introductions.relayed(0, 5, ports, now_s=105.0)
-    assert len(side.peers.peers[5].compute.ways) == 1
-    assert "rank 0 says that it relays to rank 5" in caplog.text
