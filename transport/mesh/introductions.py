@@ -83,25 +83,22 @@ class Introductions:
         self._answered[by] = self._answered.get(by, 0) + 1
         if self._answered[by] > ANSWERED_MAX or self._peers.peers[rank].phase is not Phase.UP:
             return  # it may be here by the next time
-        unknown = [
-            one for one in (by, rank) if bulk and self._outer(one, bulk=False) and not self._outer(one, bulk=True)
-        ]
-        for one in unknown:
+        statistics = self._statistics()
+        behind = [one for one in (by, rank) if self._outer(one, statistics, bulk=False) is not None]
+        missing = [one for one in behind if bulk and not self._peers.dialled_by(one, bulk=True)]
+        for one in missing:
             self._peers.want_bulk(one)  # it dials us for bulk as well, and is asked for again
-        if unknown:
-            return
+        dialled = [number for one in (by, rank) for number in self._peers.dialled_by(one, bulk=bulk)]
+        if missing or not all(number in statistics for number in dialled):
+            return  # where one of them comes from is not known yet
         for to, one in ((by, rank), (rank, by)):
-            if (source := self._outer(one, bulk=bulk)) is not None:
+            if (source := self._outer(one, statistics, bulk=bulk)) is not None:
                 self._control(to, {"op": "seen", "rank": one, "bulk": bulk, "address": source[0], "port": source[1]})
 
-    def _outer(self, rank: int, *, bulk: bool) -> Address | None:
+    def _outer(self, rank: int, statistics: Mapping[int, ConnectionStatistics], *, bulk: bool) -> Address | None:
         """From where a rank dials us, if it is not what it told."""
-        statistics = self._statistics()
-        sources = [
-            statistics[connection].remote
-            for connection in self._peers.dialled_by(rank, bulk=bulk)
-            if connection in statistics
-        ]
+        numbers = self._peers.dialled_by(rank, bulk=bulk)
+        sources = [statistics[number].remote for number in numbers if number in statistics]
         told = [one.of(bulk=bulk) for one in self._peers.peers[rank].locations]
         return next((one for one in sources if one not in told), None)
 

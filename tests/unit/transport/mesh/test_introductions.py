@@ -81,6 +81,15 @@ def test_both_hear_at_the_same_time_from_where_the_other_one_has_dialled():
     assert side.sent == [(6, seen(5)), (5, seen(6, address=HOME))]
 
 
+def test_nobody_hears_before_it_is_known_from_where_both_have_dialled():
+    side = Side()
+    side.up(5, dialled=False, source=OUTSIDE)
+    side.up(6, dialled=False, source=HOME)
+    del side.remotes[6]  # statistics are read ten times a second
+    side.asked(5, 6)
+    assert side.sent == []
+
+
 def test_where_a_router_has_changed_that_since_the_new_address_is_said():
     side = Side()
     side.up(5, dialled=False, source=OUTSIDE)
