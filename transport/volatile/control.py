@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import queue
 import threading
 import time
@@ -76,6 +77,7 @@ class Control:
         self, register: Register, member: Member, *, settings: Settings | None, without_register_s: float
     ) -> None:
         self.member = member
+        self._process = os.getpid()
         self.changed = threading.Condition()
         self.shelf = Shelf()
         self.hand_over = HandOver(member)
@@ -214,7 +216,7 @@ class Control:
 
     def needed_by(self) -> list[str]:
         """Who needs what nobody else will have once this member has left, as it is about to."""
-        if self.is_over():
+        if self.is_inherited or self.is_over():
             return []
         with self.changed:
             state = self.state
@@ -254,7 +256,10 @@ class Control:
         """Tell the others that this process goes: they go on at once.
 
         Where all of them go, too, whoever is last leaves a view without members: who comes then is the first again.
+        In a forked child it does nothing: the parent stays.
         """
+        if self.is_inherited:
+            return
         with self.changed:
             before = self.state
             members = [one for one in self.view.members if one != self.member]
@@ -283,7 +288,9 @@ class Control:
                 view = register.advance(over, view)  # where another one was written meanwhile, that one
 
     def close(self) -> None:
-        """End the thread and the connections. Idempotent."""
+        """End the thread and the connections. Idempotent; in a forked child it does nothing."""
+        if self.is_inherited:
+            return
         with self.changed:
             self.closing = True
             self.changed.notify_all()
@@ -294,6 +301,11 @@ class Control:
         self.links.close()
         if self._report is not None:
             self._report.close()
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this is a forked child's copy. Asked before any lock is taken: there it may be held for ever."""
+        return os.getpid() != self._process
 
     def raise_failure(self) -> None:
         """Raise what has ended this member's part, if anything has."""

@@ -407,7 +407,8 @@ class VolatileGroup:
 
         It does so within a second. Half of that is for who learns, or was late for the last step, where nobody else
         will have what that one needs: results, and a state that it has begun to fetch. What the caller has made since
-        the last step is in none. Call it in the main thread.
+        the last step is in none. Call it in the main thread. A forked child is no member, and does with the signal what
+        it would do without this.
 
         Args:
             at: the process gets the signal when the local clock next shows this, such as "08:00"; "" for never.
@@ -422,7 +423,12 @@ class VolatileGroup:
             finally:
                 self._go()
 
+        before = signal.getsignal(number)
+
         def leave(_number: int, _frame: FrameType | None) -> None:
+            if self._control.is_inherited:
+                signal.signal(number, signal.SIG_DFL if before is None else before)
+                return signal.raise_signal(number)
             going = threading.Thread(target=hand_over, name="hive-volatile-leave")  # this thread may hold its locks
             going.start()
             going.join(LEAVE_S)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -53,6 +55,19 @@ def test_a_job_whose_members_all_died_begins_anew_when_they_are_started_again(
     agree(*members)
 
 
+def alone(store: MemoryStore, get_state: Callable[[], bytes] = bytes, **wishes: int) -> VolatileGroup:
+    """The first member of a job, in this thread."""
+    return VolatileGroup(
+        Register(store, job="job", secret=SECRET),
+        name="a",
+        get_state=get_state,
+        set_state=lambda _data: None,
+        apply_result=lambda _step, _tensors: None,
+        settings=Settings(listen="127.0.0.1", broker="off"),
+        **wishes,
+    )
+
+
 class Distant(MemoryStore):
     """A store that is far away, once told so."""
 
@@ -92,14 +107,7 @@ def test_who_is_interrupted_while_it_stays_for_a_learner_is_gone_all_the_same(st
         raise KeyboardInterrupt
 
     store = MemoryStore()
-    group = VolatileGroup(
-        Register(store, job="job", secret=SECRET),
-        name="a",
-        get_state=interrupted,
-        set_state=lambda _data: None,
-        apply_result=lambda _step, _tensors: None,
-        settings=Settings(listen="127.0.0.1", broker="off"),
-    )
+    group = alone(store, interrupted)
     learner = start("b", store)
     until(lambda: group.view.joining)
     with pytest.raises(KeyboardInterrupt):
@@ -147,14 +155,7 @@ def test_who_leaves_on_a_signal_hands_a_learner_what_only_it_has_or_that_one_beg
 
     monkeypatch.setattr(Follower, "_fetch_result", fetch)
     weights, change = np.zeros(1000, np.float32), np.ones(1000, np.float32)
-    group = VolatileGroup(
-        Register(store, job="job", secret=SECRET),
-        name="a",
-        get_state=weights.tobytes,
-        set_state=lambda _data: None,
-        apply_result=lambda _step, _tensors: None,
-        settings=Settings(listen="127.0.0.1", broker="off"),
-    )
+    group = alone(store, weights.tobytes)
     learner = start("b", store)
     until(lambda: group.view.joining)
     group.stepped(0)  # it gives the state
@@ -173,3 +174,41 @@ def test_who_leaves_on_a_signal_hands_a_learner_what_only_it_has_or_that_one_beg
     assert works(learner, "b")
     own = np.full(1000, 1.0 + sum(b"b") % 7, np.float32)
     assert np.array_equal(learner.weights, weights + own if in_time else own)
+
+
+def own_handler(_number: int, _frame: FrameType | None) -> None:
+    os._exit(7)
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # fork with threads is what is tested
+@pytest.mark.parametrize(("own", "ends"), [(signal.SIG_DFL, -signal.SIGTERM), (own_handler, 7)])
+def test_a_signal_ends_a_forked_child_of_a_member_as_if_it_had_never_joined(own: Any, ends: int) -> None:
+    before = signal.signal(signal.SIGTERM, own)
+    group = alone(MemoryStore())
+    try:
+        group.leave_on(signal.SIGTERM)
+        child = os.fork()
+        if child == 0:
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == ends
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        group.close()
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # as above
+def test_a_forked_child_that_leaves_the_block_does_not_leave_for_its_parent() -> None:
+    store = MemoryStore()
+    with alone(store) as group:
+        group._control.changed.acquire()  # as another thread may hold it at a fork: in the child for ever
+        child = os.fork()
+        if child == 0:
+            leaving = threading.Thread(target=group.leave, daemon=True)
+            leaving.start()
+            leaving.join(LIMIT_S)
+            os._exit(leaving.is_alive() or Register(store, job="job", secret=SECRET).view() != group.view)
+        group._control.changed.release()
+        assert os.waitpid(child, 0)[1] == 0
