@@ -264,6 +264,7 @@ class Control:
             before = self.state
             members = [one for one in self.view.members if one != self.member]
             self.state, actions = commit.leave(self.state)
+            self.closing = True  # a thread of the caller's that makes a step ends now, whatever interrupts this
             self._tell()
             self._end_steps()
             said = [one.message for one in actions if isinstance(one, Send) and isinstance(one.message, Frozen)]

@@ -464,6 +464,8 @@ class VolatileGroup:
             self._go()
 
     def _go(self) -> None:
-        with contextlib.suppress(HiveError):
-            self._control.leave()
-        self.close()
+        try:
+            with contextlib.suppress(HiveError):
+                self._control.leave()
+        finally:  # also of a second Ctrl-C
+            self.close()

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from volatile_workers import LIMIT_S, SECRET, Worker, agree, step_together, trio, until, works
 
-from hive_qos.errors import EvictedError
+from hive_qos.errors import EvictedError, MisuseError
 from transport.settings import Settings
 from transport.volatile.following import Follower
 from transport.volatile.group import VolatileGroup
@@ -113,6 +114,26 @@ def test_who_is_interrupted_while_it_stays_for_a_learner_is_gone_all_the_same(st
     with pytest.raises(KeyboardInterrupt):
         group.leave()
     until(lambda: isinstance(learner.error, EvictedError) or works(learner, "b"))  # it had entered the view, or not yet
+
+
+@pytest.mark.parametrize("at", ["control.Control._end_job", "group.VolatileGroup.close"])
+def test_a_step_in_another_thread_ends_however_leaving_is_interrupted(monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    group = alone(MemoryStore(), members_min=2)
+    with ThreadPoolExecutor(1) as threads:
+        step = threads.submit(group.all_reduce, np.ones(1, np.float32))
+        until(lambda: group._control.idle)  # it waits for a second member
+        try:
+            monkeypatch.setattr(f"transport.volatile.{at}", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                group.leave()
+            assert group._closed or at == "group.VolatileGroup.close"
+            assert isinstance(step.exception(LIMIT_S), MisuseError)
+        finally:
+            monkeypatch.undo()
+            group.close()
 
 
 def test_the_last_that_works_stays_for_who_is_learning(start: Callable[..., Worker]) -> None:
