@@ -125,6 +125,8 @@ class VolatileGroup:
         self._get_state, self._set_state, self._apply_result = get_state, set_state, apply_result
         self._members_min, self._timeout_s, self._join_timeout_s = members_min, timeout_s, join_timeout_s
         self._closed = False
+        self._handlers: list[Callable[[], None]] = []
+        """Each takes a handler of a signal away (`leave_on`)."""
         self._joining: Control | None = None
         self._join_first()
 
@@ -403,12 +405,12 @@ class VolatileGroup:
             time.sleep(min(ASK_S, max(give_up_s - time.monotonic(), 0.0)))
 
     def leave_on(self, number: signal.Signals = signal.SIGTERM, *, at: str = "", schedule: str = "") -> None:
-        """From now on that signal lets this process leave, whatever it does, and ends it: `SystemExit(0)` is raised.
+        """Until this is closed that signal lets the process leave, whatever it does, and ends it by `SystemExit(0)`.
 
         It does so within a second. Half of that is for who learns, or was late for the last step, where nobody else
         will have what that one needs: results, and a state that it has begun to fetch. What the caller has made since
-        the last step is in none. Call it in the main thread. A forked child is no member, and does with the signal what
-        it would do without this.
+        the last step is in none. Call it in the main thread. Where that closes the group too, and in a forked child,
+        which is no member, the signal does again what it did before.
 
         Args:
             at: the process gets the signal when the local clock next shows this, such as "08:00"; "" for never.
@@ -423,18 +425,23 @@ class VolatileGroup:
             finally:
                 self._go()
 
-        before = signal.getsignal(number)
+        before = signal.getsignal(number) or signal.SIG_DFL  # None is one that was not set in Python
 
         def leave(_number: int, _frame: FrameType | None) -> None:
             if self._control.is_inherited:
-                signal.signal(number, signal.SIG_DFL if before is None else before)
+                signal.signal(number, before)
                 return signal.raise_signal(number)
             going = threading.Thread(target=hand_over, name="hive-volatile-leave")  # this thread may hold its locks
             going.start()
             going.join(LEAVE_S)
             raise SystemExit(0)
 
+        def put_back() -> None:
+            if signal.getsignal(number) is leave:  # else it is the caller's
+                signal.signal(number, before)
+
         signal.signal(number, leave)
+        self._handlers.append(put_back)
         if at or schedule:
             main = threading.main_thread().ident or 0
             departure.watch(
@@ -451,6 +458,8 @@ class VolatileGroup:
         joining = self._joining
         for one in (self._control,) if joining is None else (joining, self._control):
             one.close()
+        while self._handlers and threading.current_thread() is threading.main_thread():
+            self._handlers.pop()()
 
     def __enter__(self) -> VolatileGroup:
         return self

@@ -233,3 +233,18 @@ def test_a_forked_child_that_leaves_the_block_does_not_leave_for_its_parent() ->
             os._exit(leaving.is_alive() or Register(store, job="job", secret=SECRET).view() != group.view)
         group._control.changed.release()
         assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize("later", [None, signal.SIG_IGN])
+def test_a_signal_does_what_it_did_before_once_a_member_has_left_unless_the_caller_has_changed_that(later: Any) -> None:
+    before = signal.signal(signal.SIGTERM, own_handler)
+    try:
+        with alone(MemoryStore()) as group:
+            group.leave_on(signal.SIGTERM)
+            group.leave_on(signal.SIGTERM)
+            assert signal.getsignal(signal.SIGTERM) is not own_handler
+            if later is not None:
+                signal.signal(signal.SIGTERM, later)
+        assert signal.getsignal(signal.SIGTERM) is (later or own_handler)
+    finally:
+        signal.signal(signal.SIGTERM, before)
