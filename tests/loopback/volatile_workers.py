@@ -162,6 +162,17 @@ class Worker:
             self.error = error
 
 
+def alone(store: Store, get_state: Callable[[], bytes] = bytes, **wishes: Any) -> VolatileGroup:
+    """The first member of a job, in the test's own thread."""
+    return VolatileGroup(
+        Register(store, job="job", secret=SECRET),
+        name="a",
+        get_state=get_state,
+        settings=Settings(listen="127.0.0.1", broker="off"),
+        **{"set_state": lambda _data: None, "apply_result": lambda _step, _tensors: None, **wishes},
+    )
+
+
 def works(worker: Worker, *names: str) -> bool:
     """Whether that member is in a group of exactly those who work."""
     assert worker.error is None, worker.error

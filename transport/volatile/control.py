@@ -107,6 +107,8 @@ class Control:
         self.links = Links(
             register, member, settings=settings, shelf=self.shelf, heard=self._heard, on_loss=self._wake.set
         )
+        self._misled: frozenset[Member] = frozenset()
+        """Who learned from this member what it does not hold any more."""
         self._first = FirstWorker(self._register, self)
         self._succession = Succession(self._register, self)
         self._report: MemberReport | None = None
@@ -192,6 +194,18 @@ class Control:
         """Count a step of the caller's training, for `hive-qos job`."""
         if self._report is not None:
             self._report.stepped(gradient_bytes)
+
+    def lose_state(self, reason: str) -> None:
+        """As of `VolatileGroup`."""
+        with self.changed:
+            if self.view.workers != (self.member,):
+                self.fail(EvictedError(reason))
+                self.links.present.close_soon()  # or the others would wait for this process until its next call
+            elif self.view.joining:
+                _log.warning("%s learn anew: %s", ", ".join(map(str, self.view.joining)), reason)
+                self._misled = frozenset(self.view.joining)
+                self.shelf.clear(self.state.committed)
+                self.apply(commit.changed, lost=self._misled)
 
     def suspect(self) -> None:
         """A step failed: have the view changed, or hear that it is."""
@@ -517,6 +531,8 @@ class Control:
             self.shelf.begin(view.base_step)
         self._first.entered(view)
         self._succession.entered()
+        if self._misled & set(view.members):  # it was decided on before
+            self.lose_state(f"{self.member} has lost the state that others have learned")
         for sender, message in self._early:
             self._heard(sender, message)
         self._early.clear()

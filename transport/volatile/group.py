@@ -365,11 +365,9 @@ class VolatileGroup:
     def lose_state(self, reason: str) -> None:
         """Say that this process does not hold what the others hold any more: it joins again with its next call.
 
-        Where nobody else works there is nothing to differ from.
+        Where nobody else works they begin with what it holds now: who learns does so anew.
         """
-        if len(self.view.workers) > 1:
-            self._control.fail(EvictedError(reason))
-            self._control.links.close()  # or the others would wait for this process until its next call
+        self._control.lose_state(reason)
 
     def stepped(self, gradient_bytes: int) -> None:
         """Say that a step of training was made. Who joins gets the state now, if it waits for one (`get_state`).

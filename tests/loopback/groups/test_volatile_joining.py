@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from patience import wait_until
-from volatile_workers import SECRET, Forgetful, Worker, agree, trio, until, works
+from volatile_workers import SECRET, Forgetful, Worker, agree, alone, trio, until, works
 
 from hive_qos.errors import EvictedError, MisuseError, TimedOutError
 from transport.inspection import jobs
@@ -405,3 +406,51 @@ def test_connections_that_come_to_stand_while_a_view_is_written_do_not_replace_t
 def _wished(worker: Worker) -> frozenset[Member]:
     assert worker.group is not None
     return worker.group._control.state.wish.joining
+
+
+@pytest.mark.parametrize("decided", [False, True])
+def test_who_learned_a_state_that_the_only_worker_has_lost_ends_with_the_same_as_that_one(
+    start: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch, decided: bool
+) -> None:
+    weights, learned, lost = np.zeros(1000, np.float32), threading.Event(), threading.Event()
+    advance, tell_ready = Succession._advance, Follower._tell_ready
+
+    def lose() -> None:
+        lost.set()
+        weights[:] = -1.0
+        group.lose_state("for this test")
+
+    def lose_and_advance(succession: Succession, view: View) -> None:
+        if len(view.workers) == 2 and not lost.is_set():
+            lose()
+        advance(succession, view)
+
+    def learn(follower: Follower) -> None:
+        learned.set()
+        if decided or lost.is_set():  # else it does not become a worker before
+            tell_ready(follower)
+
+    def take(data: bytes) -> None:
+        weights[:] = np.frombuffer(data, np.float32)
+
+    def apply(_step: int, tensors: Sequence[memoryview]) -> None:
+        weights[:] += np.frombuffer(tensors[0], np.float32)
+
+    monkeypatch.setattr(Succession, "_advance", lose_and_advance)
+    monkeypatch.setattr(Follower, "_tell_ready", learn)
+    store = MemoryStore()
+    with alone(store, weights.tobytes, set_state=take, apply_result=apply) as group, ThreadPoolExecutor(1) as threads:
+        second = start("b", store)
+        until(lambda: learned.is_set() or group.stepped(0))
+        if decided:  # they are two workers by now, and the second one goes on alone
+            until(lost.is_set)
+            joined = threads.submit(group.all_reduce, np.ones(1000, np.float32))
+            until(lambda: joined.done() or second.allow())
+            assert joined.result().applied
+            until(lambda: group.step in second.digests)
+            assert second.digests[group.step] == weights.sum() > 0
+        else:
+            lose()
+            until(lambda: works(second, "a", "b") or group.stepped(0))
+            assert np.array_equal(second.weights, weights)
+            assert weights[0] == -1.0

@@ -13,12 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from volatile_workers import LIMIT_S, SECRET, Worker, agree, step_together, trio, until, works
+from volatile_workers import LIMIT_S, SECRET, Worker, agree, alone, step_together, trio, until, works
 
 from hive_qos.errors import EvictedError, MisuseError
-from transport.settings import Settings
 from transport.volatile.following import Follower
-from transport.volatile.group import VolatileGroup
 from transport.volatile.membership import restart
 from transport.volatile.register.register import MemoryStore, Register
 
@@ -54,19 +52,6 @@ def test_a_job_whose_members_all_died_begins_anew_when_they_are_started_again(
         one.allow()
     until(lambda: all(len(one.met) == 1 for one in members))
     agree(*members)
-
-
-def alone(store: MemoryStore, get_state: Callable[[], bytes] = bytes, **wishes: int) -> VolatileGroup:
-    """The first member of a job, in this thread."""
-    return VolatileGroup(
-        Register(store, job="job", secret=SECRET),
-        name="a",
-        get_state=get_state,
-        set_state=lambda _data: None,
-        apply_result=lambda _step, _tensors: None,
-        settings=Settings(listen="127.0.0.1", broker="off"),
-        **wishes,
-    )
 
 
 class Distant(MemoryStore):
