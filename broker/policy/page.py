@@ -6,13 +6,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from broker.policy.listen import address_and_port, read_listen
+from broker.policy.listen import read_listen
 from broker.policy.people import Reader
 from broker.policy.types import PagePolicy
 
 KEYS = ("listen", "names")
 DEFAULT_LISTEN = "127.0.0.1:8710"
-PORT_MIN = 1024
 NAMES_MAX = 16
 _NAME = re.compile(r"(?=.{1,253}$)[a-z0-9_]([a-z0-9_-]{0,62})(\.[a-z0-9_][a-z0-9_-]{0,62})*")
 """A host name of RFC 1123, and underscores, which some have."""
@@ -24,10 +23,6 @@ def read_page(reader: Reader, raw: Mapping[str, Any]) -> PagePolicy:
     listen = read_listen(value)
     if listen is None:
         reader.problem("page.listen", value, 'write an address and a TCP port, e.g. "127.0.0.1:8710" or "[::1]:8710"')
-    elif address_and_port(listen)[1] < PORT_MIN:
-        reason = f"write a port from {PORT_MIN} on: the process that serves the page has no right to lower ones"
-        reader.problem("page.listen", value, reason)
-        listen = None
     names = raw.get("names", [])
     if not isinstance(names, list) or len(names) > NAMES_MAX:
         reader.problem("page.names", names, f'list at most {NAMES_MAX} host names, e.g. ["trainer-1.example.com"]')
