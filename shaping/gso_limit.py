@@ -105,7 +105,7 @@ class Segments:
             self._journal.forget_segments(interface)
             own = None
         elif own is not None and lent is not None:
-            self._note(interface, own)
+            self._journal.write_segments(interface, own)
         if own is None:
             if wanted is None or wanted == device.limit:
                 return SegmentState(device.limit)
@@ -115,7 +115,7 @@ class Segments:
                 return SegmentState(
                     device.limit, f"somebody set gso_max_segs {device.limit}; it stays unless we may take over"
                 )
-            self._note(interface, device.limit)
+            self._journal.write_segments(interface, device.limit)
             own = device.limit
         target = own if wanted is None else min(wanted, own)
         if target != device.limit:
@@ -123,9 +123,6 @@ class Segments:
         if target == own:
             self._journal.forget_segments(interface)
         return SegmentState(target)
-
-    def _note(self, interface: str, own: int) -> None:
-        self._journal.write_segments(interface, own, number=self._kernel.numbers().get(interface))
 
 
 def _is_foreign(device: DeviceSegments, *, left: int | None, lent: int | None, own: int) -> bool:

@@ -5,7 +5,6 @@ One small JSON file a thing that we change, whole or not there at all (`hive_qos
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -86,9 +85,9 @@ class Journal:
         """Remove that entry. Harmless when there is none."""
         self._forget(_LINE, interface)
 
-    def write_segments(self, interface: str, limit: int, *, number: int | None = None) -> None:
-        """Write and fsync the device's own `gso_max_segs`, as `write` does; `number` is how `follow` finds it."""
-        self._write(_SEGMENTS, interface, {"gso_max_segs": limit, "number": number, "boot": _boot()})
+    def write_segments(self, interface: str, limit: int) -> None:
+        """Write and fsync the device's own `gso_max_segs`, as `write` does."""
+        self._write(_SEGMENTS, interface, {"gso_max_segs": limit})
 
     def lend_segments(self, interface: str, left: int | None) -> None:
         """Its interface has gone with this limit, perhaps to another namespace: the entry stays until it is back."""
@@ -140,23 +139,6 @@ class Journal:
             if (kind, old) not in moved:
                 self._forget(kind, old)
 
-    def follow(self, numbers: Mapping[str, int]) -> None:
-        """Let entries go with interfaces that got other names while nobody looked, as `rename` does.
-
-        Args:
-            numbers: of the interfaces that are there, by name.
-        """
-        names, boot = {number: name for name, number in numbers.items()}, _boot()
-
-        def new_name(entry: dict[str, Any]) -> str:
-            return names.get(_number(entry, "number") or 0, "") if boot and entry.get("boot") == boot else ""
-
-        new_names = {}
-        for old in self.interfaces():
-            with contextlib.suppress(ShapingError):  # damaged: whoever puts it back says so
-                new_names[old] = self._read(_SEGMENTS, old, new_name, "set gso_max_segs") or old
-        self.rename({old: new for old, new in new_names.items() if new_names.get(new) != new})
-
     def interfaces(self) -> tuple[str, ...]:
         """Interfaces of which something has to be put back, sorted."""
         names = {
@@ -164,7 +146,7 @@ class Journal:
             for kind in (_QDISC, _SEGMENTS, _INGRESS)
             for path in self.directory.glob(f"{kind}-*.json")
         }
-        return tuple(sorted(names))
+        return tuple(sorted(name for name in names if _NAME.fullmatch(name)))
 
     def _write(self, kind: str, interface: str, entry: Mapping[str, object]) -> None:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -252,10 +252,6 @@ class Shaper:
         """
         notes: list[str] = []
         refused: list[HiveError | OSError] = []
-        try:
-            self._journal.follow(self._kernel.numbers())
-        except (HiveError, OSError) as error:
-            refused.append(error)
         ours = [name for name in self._kernel.interfaces() if self._kernel.observe(name) is not None]
         for interface in sorted({*ours, *self._journal.interfaces()}):
             try:

@@ -73,10 +73,6 @@ class ShapedInterfaces:
     def give_back_strays(self, policy: Policy) -> None:
         """Interfaces that a former daemon shaped and that policy does not name any more: nobody else would."""
         wanted = _names(policy)
-        try:
-            self._journal.follow(self._kernel.numbers())
-        except (HiveError, OSError) as problem:
-            self._log.error("journal-failed", error=str(problem))
         journalled = set(self._journal.interfaces())
         for name in self._kernel.interfaces():
             try:

@@ -108,12 +108,13 @@ class SocketOwners:
     def _walk(self) -> Iterator[None]:
         self._forget()
         missing, began_s = self._missing(), self._now_s
+        read: dict[int, list[int]] = {}
         had = {pid for pid, _ in self._holders.values() if pid is not None}
         for pid in [*had, *(pid for pid in sorted(psutil.pids(), reverse=True) if pid not in had)]:
             line: list[tuple[int, set[int], list[int]]] = []
             holder: int | None = pid
             while holder is not None and len(line) < GENERATIONS_MAX:
-                found, others = yield from self._read(holder, line[-1][1] if line else missing)
+                found, others = yield from self._read(holder, line[-1][1] if line else missing, read)
                 if not found:
                     break
                 line.append((holder, found, others))
@@ -127,21 +128,25 @@ class SocketOwners:
             yield
         self._holders.update((inode, (None, began_s)) for inode in missing)
 
-    def _read(self, pid: int, wanted: Collection[int]) -> Generator[None, None, tuple[set[int], list[int]]]:
-        """Which of the wanted sockets a process holds, and others of its; none where we may not look."""
-        found: set[int] = set()
-        others: list[int] = []
-        try:
-            for number, (_, inode) in enumerate(self._sockets_of(pid)):
-                if inode in wanted:
-                    found.add(inode)
-                elif len(others) < HOLDERS_MAX:
-                    others.append(inode)
-                if number % AT_ONCE == AT_ONCE - 1:
-                    yield
-        except PermissionError:
-            return set(), []
-        return found, others
+    def _read(
+        self, pid: int, wanted: Collection[int], read: dict[int, list[int]]
+    ) -> Generator[None, None, tuple[set[int], list[int]]]:
+        """Which of the wanted sockets a process holds, and others of its; none where we may not look.
+
+        Args:
+            read: all of each process that this walk has looked into, as a parent of many is only once.
+        """
+        if pid not in read:
+            inodes = read[pid] = []
+            try:
+                for number, (_, inode) in enumerate(self._sockets_of(pid)):
+                    inodes.append(inode)
+                    if number % AT_ONCE == AT_ONCE - 1:
+                        yield
+            except PermissionError:
+                inodes.clear()
+        found = {inode for inode in read[pid] if inode in wanted}
+        return found, [inode for inode in read[pid] if inode not in found][:HOLDERS_MAX]
 
     def _hold(self, pid: int, found: set[int], others: list[int], *, began_s: float) -> None:
         """Remember whose the sockets of a process are: those that were looked for, and as many others as fit. A child

@@ -134,18 +134,19 @@ def program_list(snapshot: Snapshot, flows: Collection[Flow]) -> list[Program]:
     """Who sends and receives, by what is known of the flows."""
     counted, uncounted = [], []
     commands = {one.name: one.command for one in snapshot.sessions}
-    waiting = {sock.inode for sock, _, waits in snapshot.udp if waits}
     reporting = {flow.key.partition("/")[0] for flow in flows if isinstance(flow, ConnectionFlow)}
     for flow in flows:
         match flow:
             case SocketFlow() if flow.protocol == "udp" and flow.session not in reporting:
-                uncounted.append((_registered(flow, commands.get(flow.session)), flow.inode in waiting))
+                uncounted.append((_registered(flow, commands.get(flow.session)), False))
             case TcpFlow():
                 counted.append(_row(flow, protocol="tcp"))
             case ConnectionFlow() if flow.pid is not None:
                 counted.append(_row(flow, protocol="udp"))
-            case UdpFlow():
-                uncounted.append((_row(flow, protocol="udp"), flow.waited_lately))
+            case UdpFlow() if (
+                flow.waited_lately
+            ):  # the class' rest may be forwarded, or short TCP: idle ones are not blamed
+                uncounted.append((_row(flow, protocol="udp"), True))
     sent: dict[str, int] = {}
     for interface in snapshot.decision.allocation.interfaces:
         for entry in interface.classes:

@@ -1,9 +1,8 @@
 """Who sends and receives now: one row a program, class, protocol and peer, the busiest first. Pure.
 
 TCP connections and those that sessions report are counted. UDP of other programs is not: the kernel has no counter of
-a single UDP socket, but shows what of it waits. What a class sends beyond all that is counted is of the programs whose
-UDP was seen waiting lately. Of one alone, that is its rate; of several, each is shown and its rate is unknown. Without
-any, nobody is named: the host forwards it, or it is UDP that never waits, or TCP too short to be met.
+a single UDP socket. What a class sends beyond all that is counted is theirs. Where one program alone can have sent it,
+that is its rate; where several can, each is shown and its rate is unknown.
 """
 
 from __future__ import annotations
@@ -19,15 +18,13 @@ SHOWN_MAX = 100
 """More than a tall terminal has lines; 20 KB of a document."""
 UNCOUNTED_PART, UNCOUNTED_BITS_PER_S = 0.1, 100_000
 """What a class sends beyond what is counted and has to be somebody's: counted are payloads, of a class every byte."""
-ANSWERED_PART = 0.05
-"""Of what connections receive, they send acknowledgements: 66 bytes for 2,896 of payload, twice that after a loss."""
 
 
 class Program(Struct, frozen=True):
     """A program that sends or receives now, in one class and by one protocol with one peer.
 
-    `port` is a UDP socket's without a peer. `rate_source` is `measured`, `unknown`, or `rest-of-class`, an estimate;
-    without `uid`, of unknown senders.
+    `port` is the local one of a UDP socket without a peer. `rate_source` is `measured`, `unknown`, or `rest-of-class`,
+    which is an estimate.
     """
 
     pid: int | None
@@ -71,16 +68,16 @@ def busiest(
     rows = [row for row in together(counted) if _active(row)]
     sent: dict[str, int] = {}
     for row in rows:
-        explained = (row.throughput_bits_per_s or 0) + int(ANSWERED_PART * (row.received_bits_per_s or 0))
-        sent[row.traffic_class] = sent.get(row.traffic_class, 0) + explained
+        sent[row.traffic_class] = sent.get(row.traffic_class, 0) + (row.throughput_bits_per_s or 0)
     others = list(uncounted)
     for name, whole in class_bits_per_s.items():
         rest = whole - sent.get(name, 0)
+        mine = [row for row, _ in others if row.traffic_class == name]
         seen = [row for row, waits in others if row.traffic_class == name and waits]
         if rest < max(UNCOUNTED_BITS_PER_S, UNCOUNTED_PART * whole):
             rows += together(seen)
         else:
-            rows += _with_rest(together(seen), rest) if seen else [_nobody(name, rest)]
+            rows += _with_rest(together(seen or mine), rest)
     return sorted(
         rows, key=lambda row: (-_rate(row), row.throughput_bits_per_s is not None, row.command or "", row.pid or 0)
     )
@@ -94,14 +91,6 @@ def _with_rest(rows: list[Program], rest_bits_per_s: int) -> list[Program]:
     if len(rows) > 1:  # of several sockets: what goes where is not known
         known = replace(known, peer=None, connections=sum(row.connections for row in rows))
     return [known]
-
-
-def _nobody(traffic_class: str, rest_bits_per_s: int) -> Program:
-    """What a class sends and no socket that we see accounts for."""
-    return Program(
-        pid=None, command=None, uid=None, traffic_class=traffic_class, protocol="unknown", peer=None, port=None,
-        connections=0, throughput_bits_per_s=rest_bits_per_s, received_bits_per_s=None, rate_source="rest-of-class",
-    )  # fmt: skip
 
 
 def _sum(one: Program, other: Program) -> Program:

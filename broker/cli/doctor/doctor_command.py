@@ -218,9 +218,9 @@ def _state_dir(socket: Path | None) -> str | None:
     """Of the broker that runs, which may have been started with `--state-dir`; None where none tells this user."""
     try:
         policy = json.loads(http.fetch("/v1/policy", socket_path=None if socket is None else str(socket)))
-    except BrokerError:
+        return str(policy["daemon"]["state_dir"])
+    except (BrokerError, ValueError, LookupError, TypeError):  # none, or one of another version
         return None
-    return str(policy["daemon"]["state_dir"])
 
 
 def _cgroup() -> list[Finding]:

@@ -224,12 +224,7 @@ def _peers(flows: Sequence[Document]) -> list[Fact]:
 
 
 def _program_limit(document: Document, entry: Document, flows: Sequence[Document]) -> Document:
-    """What limits a program: what limits its class where something waits there, else what its connections show.
-
-    Of UDP the kernel says what waits, and not what is sent: who never waits is not limited by the class.
-    """
-    if all(one.get("kind") == "udp" and not one.get("waited_lately") for one in flows):
-        return {"limited_by": {"code": "itself", "text": "nothing of its UDP has waited here in the last 30 s"}}
+    """What limits a program: what limits its class where something waits there, else what its connections show."""
     if code_of(entry.get("limited_by")) not in ("idle", "itself", ""):
         return {key: entry.get(key) for key in ("limited_by", "limited_for_s", "limited_since_s", "limited_part")}
     sends = sum(number(one.get("throughput_bits_per_s")) for one in flows)

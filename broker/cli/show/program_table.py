@@ -15,8 +15,6 @@ FIRST = (1, 2, 0)
 CLASS = 8
 """Width of the class' column: the longest name is "compute"."""
 UNKNOWN = "unknown: the kernel counts no bytes of a UDP socket that is not registered with the broker"
-NOBODY = "forwarded, short TCP, or UDP"
-"""What a class sends and no socket that the broker follows accounts for."""
 
 
 def program_rows(document: Mapping[str, Any], *, shown_max: int) -> list[RenderableType]:
@@ -40,10 +38,8 @@ def program_rows(document: Mapping[str, Any], *, shown_max: int) -> list[Rendera
 
 
 def who(row: Mapping[str, Any]) -> str:
-    """A program's name and process; its user where the process is not known; nobody where no socket is."""
+    """A program's name and process; its user where the process is not known."""
     pid, name = row.get("pid"), row.get("command")
-    if _nobody(row):
-        return "not known"
     text = f"user {count(row.get('uid'))}" if name is None else name_of(name)
     return f"{text} {pid}" if isinstance(pid, int) else text
 
@@ -63,15 +59,9 @@ def receives(row: Mapping[str, Any]) -> str:
 
 def peer(row: Mapping[str, Any]) -> str:
     """With whom it talks, over how many connections."""
-    if _nobody(row):
-        return NOBODY
     shown = name_of(row["peer"]) if row.get("peer") is not None else f"UDP port {count(row.get('port'))}"
     connections = row.get("connections")
     return f"{shown}, {connections} connections" if isinstance(connections, int) and connections > 1 else shown
-
-
-def _nobody(row: Mapping[str, Any]) -> bool:
-    return all(row.get(key) is None for key in ("pid", "command", "uid"))
 
 
 def _program(row: Mapping[str, Any]) -> RenderableType:

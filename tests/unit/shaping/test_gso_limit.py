@@ -231,14 +231,6 @@ def test_another_device_by_the_name_of_a_lent_one_is_as_it_was_found(
     assert (limit(kernel), journal.interfaces()) == (found, ())
 
 
-def test_clearing_finds_a_device_that_was_renamed_after_a_crash(kernel: FakeKernel, journal: Journal) -> None:
-    kernel.set_root("eth0", PriorQdisc("tbf", 7, {"raw": "2800"}))
-    Shaper(kernel, journal).attach(make_shape("eth0", gso_max_segs=2), replace_foreign=True)
-    kernel.rename("eth0", "up0")
-    assert Shaper(kernel, journal).clear() == ("up0: put back what was there before",)
-    assert (kernel.segments("up0").limit, kernel.root("up0").kind, journal.interfaces()) == (OWN, "tbf", ())
-
-
 def test_a_damaged_entry_is_named_and_the_limit_left(kernel: FakeKernel, journal: Journal, shaper: Shaper) -> None:
     journal.directory.joinpath("gso-eth0.json").write_text('{"version": 1}')
     with pytest.raises(ShapingError, match=r"gso-eth0\.json is not a journal entry .* set gso_max_segs by hand"):

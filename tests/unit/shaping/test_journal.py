@@ -82,22 +82,10 @@ def test_entries_go_with_interfaces_that_are_renamed_even_to_each_others_names(t
     assert json.loads((tmp_path / "qdisc-eth1.json").read_text())["interface"] == "eth1"
 
 
-def test_entries_follow_an_interfaces_number_within_one_start_of_the_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_somebody_else_has_put_beside_the_entries_is_no_interface(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
-    journal.write("eth0", PRIOR)
-    journal.write_segments("eth0", 7, number=3)
-    journal.write_segments("eth1", 8)  # as an earlier version wrote it
-    for here in ({"eth0": 3, "eth1": 4}, {"eth0": 5}):
-        journal.follow(here)
-        assert journal.interfaces() == ("eth0", "eth1")
-    with monkeypatch.context() as patched:
-        patched.setattr("shaping.journal._boot", lambda: "another")
-        journal.follow({"up0": 3})
-        assert journal.interfaces() == ("eth0", "eth1")
-    journal.follow({"eth1": 3})  # who has entries of his own keeps them
-    assert (journal.read_segments("eth0"), journal.read_segments("eth1")) == (7, 8)
-    journal.follow({"up0": 3, "eth0": 5})
-    assert (journal.read("up0"), journal.read_segments("up0")) == (PRIOR, 7)
-    assert journal.interfaces() == ("eth1", "up0")
+    journal.write_segments("eth0", 7)
+    entry = next(tmp_path.glob("*eth0*"))
+    for copy in ("gso-eth0-backup-20261201.json", "gso-eth0 (copy).json", "qdisc-.json"):
+        (entry.parent / copy).write_bytes(entry.read_bytes())
+    assert journal.interfaces() == ("eth0",)

@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 from broker.cli.app import app
 from broker.cli.show.top_table import View, render, rows_of
 from broker.measure.flow_table import PassedSocket
-from broker.measure.tcp_diag import UdpSocket
 
 RUN = CliRunner()
 
@@ -68,9 +67,8 @@ def test_ten_thousand_connections_fit_a_terminal_and_are_counted() -> None:
     assert max(map(len, shown(document, View(), width=40))) <= 40
 
 
-def test_a_registered_socket_that_reports_no_connection_and_waits_has_the_rest_of_its_class() -> None:
+def test_a_registered_socket_that_reports_no_connection_has_the_rest_of_its_class() -> None:
     now = sharing()
-    sock = UdpSocket(("10.0.0.1", 4000), ("0.0.0.0", 0), uid=1000, inode=5, classid=0, dscp=0, waiting_bytes=9_000)
     passed = PassedSocket("f-1", "s-2", "quiet", "control", "gradient", "udp", "10.0.0.1:4000", 77, 1000, 5)
     (link,) = now.decision.allocation.interfaces
     classes = tuple(
@@ -78,13 +76,16 @@ def test_a_registered_socket_that_reports_no_connection_and_waits_has_the_rest_o
     )
     allocation = replace(now.decision.allocation, interfaces=(replace(link, classes=classes),))
     now = replace(now, passed=(passed,), decision=replace(now.decision, allocation=allocation))
-    for waits, pid in ((True, 77), (False, None)):
-        document = status(replace(now, udp=((sock, "control", waits),)))
-        row = next(one for one in document["programs"] if one["class"] == "control")
-        assert (row["pid"], row["throughput_bits_per_s"], row["rate_source"]) == (pid, 3_000_000, "rest-of-class")
-    line = next(line for line in shown(document, View(), width=100) if line.startswith("not known         control"))
-    assert "~3 Mbit/s" in line
-    assert line.endswith("forwarded, short TCP, or UDP")
+    row = next(one for one in status(now)["programs"] if one["class"] == "control")
+    assert (row["pid"], row["throughput_bits_per_s"], row["rate_source"]) == (77, 3_000_000, "rest-of-class")
+
+
+def test_an_idle_socket_is_not_blamed_for_what_its_class_sends() -> None:
+    now = sharing()
+    ((udp, name, _),) = now.udp
+    assert "syncthing" in {one["command"] for one in status(now)["programs"]}
+    idle = replace(now, udp=((udp, name, False),))
+    assert "syncthing" not in {one["command"] for one in status(idle)["programs"] if one["protocol"] == "udp"}
 
 
 def test_the_command_prints_one_table_into_a_pipe_and_json_for_machines(monkeypatch: pytest.MonkeyPatch) -> None:

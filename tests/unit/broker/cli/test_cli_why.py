@@ -79,14 +79,6 @@ def test_where_nothing_waits_the_connections_of_a_program_tell_what_limits_it(
     assert one.limited_by == code
 
 
-def test_a_program_whose_udp_never_waits_is_not_limited_by_what_limits_its_class() -> None:
-    document = status(sharing())
-    (udp,) = [flow for flow in document["flows"] if flow["kind"] == "udp"]
-    assert [one.limited_by for one in why(document, "syncthing")] != ["itself"]
-    udp["waited_lately"] = False
-    assert [one.limited_by for one in why(document, "syncthing")] == ["itself"]
-
-
 def test_who_does_nothing_is_said_to_do_nothing() -> None:
     (one,) = why(status(idle()), "storage")
     assert one.sentence == "storage sends nothing through eth0."

@@ -78,15 +78,6 @@ def test_one_that_is_renamed_to_a_name_of_nobodys_is_given_back(host: Host) -> N
     assert (host.shaped(), host.journal.interfaces()) == (set(), ())
 
 
-def test_a_start_gives_one_that_was_renamed_after_a_crash_its_own_limit_of_segments_back(tmp_path: Path) -> None:
-    killed = Host(tmp_path)
-    killed.kernel.rename("eth0", "mine0")
-    assert killed.kernel.segments("mine0").limit == 2
-    again = Host(tmp_path, killed.kernel)
-    again.shaped_interfaces.give_back_strays(POLICY)
-    assert (again.kernel.segments("mine0").limit, again.shaped(), again.journal.interfaces()) == (65_535, set(), ())
-
-
 def test_one_that_gets_a_name_of_the_policy_is_shaped_at_once(host: Host) -> None:
     host.kernel.rename("spare0", "eth1")
     assert host.look() == host.shaped() == {"eth0", "eth1"}
