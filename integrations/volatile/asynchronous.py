@@ -267,8 +267,8 @@ class AsyncDiLoCo(GlobalAlgorithm):
             for number, (parameter, part, target) in enumerate(parts):
                 length = outer.norm(part.numpy())
                 scalars[_LENGTHS + number] = weight * length
-                scale = weight if parameter in self._averaged else weight / length if length > 0 else 0.0
-                torch.mul(part, scale, out=target)
+                # Not part * (weight / length): float32 need not hold that factor.
+                torch.mul(part if parameter in self._averaged or not length else part / length, weight, out=target)
         return [directions, scalars]
 
     def _result_layout(self) -> Layout:

@@ -61,6 +61,13 @@ def test_a_member_without_a_snapshot_changes_nothing_of_a_merge_and_a_merge_of_n
     assert [one._rounds for one in members] == [2, 2]
 
 
+@pytest.mark.parametrize(("change", "tokens"), [(1e-28, 1_000_000), (1e-40, 1)])
+def test_a_change_counts_however_small_it_is_against_its_weight(change: float, tokens: int) -> None:
+    of = member()
+    taken = snapshot(of, [change, 0.0, 0.0, 0.0], steps=1, tokens=tokens)
+    torch.testing.assert_close(merged([of], [taken])[0], torch.tensor(change), rtol=1e-4, atol=0.0)
+
+
 @pytest.mark.parametrize("counted", [True, False])
 def test_each_step_of_a_member_reaches_one_merge_also_those_during_one_and_those_that_none_has_taken(
     counted: bool,
