@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
 import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
@@ -211,9 +212,10 @@ class PartialMean(Algorithm):
             "optimizer": optimizer,
             "also": also,
             "compression": self.compression,
+            "dtypes": hashlib.sha256(repr([one.dtype for one in self.parameters]).encode()).hexdigest()[:8],
             "torch": torch.__version__.partition("+")[0],
         }
-        return {**super()._alike(), **own}  # another torch's optimizer may compute other bits of the same gradients
+        return {**super()._alike(), **own}  # in another dtype, or torch, a step gives other bits of the same gradients
 
     def _take_shared_state(self, state: Mapping[str, Any]) -> None:
         if "parameters" not in state or state["parameters"].shape != (self._all.elems,):

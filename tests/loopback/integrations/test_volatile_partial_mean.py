@@ -251,14 +251,20 @@ class Newer(PartialMean):
 
 
 @pytest.mark.parametrize(
-    ("kind", "reason"),
-    [(OfAnotherTorch, r"torch='2\.13\.0'"), (Newer, r"at step \d+, and the checkpoint .* at 10000: start first who")],
+    ("kind", "dtype", "reason"),
+    [
+        (OfAnotherTorch, torch.float32, r"torch='2\.13\.0'"),
+        (PartialMean, torch.bfloat16, "dtypes='"),
+        (Newer, torch.float32, r"at step \d+, and the checkpoint .* at 10000: start first who"),
+    ],
 )
-def test_who_joins_with_another_torch_or_a_newer_checkpoint_is_refused(kind: type[PartialMean], reason: str) -> None:
+def test_who_joins_with_another_torch_or_dtype_or_a_newer_checkpoint_is_refused(
+    kind: type[PartialMean], dtype: torch.dtype, reason: str
+) -> None:
     where, begun, ended = register(), threading.Event(), threading.Event()
 
     def run(rank: int) -> None:
-        network = model()
+        network = model().to(dtype if rank == 1 else torch.float32)
         inner = sgd(network)
         if rank == 1:
             algorithm = kind(network.parameters(), optimizer=inner)
