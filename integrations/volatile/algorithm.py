@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from hive_qos.errors import HiveError, MisuseError, PeerError
+from hive_qos.errors import MisuseError, PeerError
 from integrations.volatile.fragments import cut, digest_of, trainable
 from integrations.volatile.outer import nesterov
 from transport.arguments import check_count
@@ -107,7 +107,6 @@ class Algorithm:
         self._joined: VolatileGroup | None = None
         self._trains = 0  # the thread that has joined
         self._loaded = False  # a checkpoint, and has not joined since
-        self._torn = False  # by an interruption, as Ctrl-C, so that it is not known what of this member has counted
         self.last: Committed | None = None
 
     @contextlib.contextmanager
@@ -151,20 +150,15 @@ class Algorithm:
                 self._joined, self._inner, self._trains = group, 0, threading.get_ident()
                 self._loaded = False
                 self._begin()
-                self._torn = False
                 with _trained_here(group):
                     yield group
         finally:
             self._joined = None
-            with self._unbroken():
-                self._end()
+            self._end()
 
     @contextlib.contextmanager
     def step(self, *, tokens: int = 1) -> Iterator[None]:
         """One inner step: the optimiser steps inside the block.
-
-        Who survives a Ctrl-C while members meet, or a lack of memory, may lose what it has learned since the last
-        meeting, also where it leaves and joins again: the others may have it, and nothing counts twice.
 
         Args:
             tokens: how many tokens or examples it learns from. All algorithms but `A2CiD2` weigh members by it.
@@ -182,13 +176,13 @@ class Algorithm:
         try:
             self._before(tokens)
             yield
-            self._inner += 1
-            if self._joined is not None:
-                self._joined.stepped(self._gradient_bytes)
-            self._after(tokens)
         except BaseException:
             self._interrupted()
             raise
+        self._inner += 1
+        if self._joined is not None:
+            self._joined.stepped(self._gradient_bytes)
+        self._after(tokens)
 
     def finish(self) -> None:
         """Have the model hold what all members agree on. Those that end together call it, inside `join`."""
@@ -217,32 +211,10 @@ class Algorithm:
         """An inner step has ended; `_inner` counts it."""
 
     def _interrupted(self) -> None:
-        """An inner step ends with an error, of the caller's or of this one's."""
+        """An inner step ends with an error, of the caller's or of `_before`."""
 
     def _end(self) -> None:
         """This member has left; the group is closed."""
-
-    @contextlib.contextmanager
-    def _unbroken(self) -> Iterator[None]:
-        """From before the others may have this member's part until it has theirs: what breaks in here is mended later.
-
-        One assignment says so before, and none has to be reached after an interruption: a second one may come.
-        """
-        before, self._torn = self._torn, True
-        try:
-            yield
-        except HiveError:  # it says what holds now
-            self._torn = before
-            raise
-        self._torn = before
-
-    def _mend_if_torn(self) -> None:
-        if self._torn and self._joined is not None:
-            self._mend()
-            self._torn = False
-
-    def _mend(self) -> None:
-        """Go on from what the others hold. A part of which it is not known whether it counts is given up."""
 
     def _apply(self, result: Sequence[torch.Tensor]) -> None:
         """Do what all members do alike with the result of a step."""
@@ -385,7 +357,7 @@ class GlobalAlgorithm(Algorithm):
         """
         for place, fragment in enumerate(self._fragments):
             if self._held[place] is not self._global[place]:
-                self._receive(place, keep=self._was_member and not self._torn)
+                self._receive(place, keep=self._was_member)
             elif not self._was_member and not torch.equal(own := fragment.read(), fragment.rounded(self._held[place])):
                 if self._rounds:
                     self._receive(place, keep=False)  # it goes on from a checkpoint
@@ -413,7 +385,6 @@ class GlobalAlgorithm(Algorithm):
         self._means.clear()
 
     def _after(self, tokens: int) -> None:
-        self._mend_if_torn()  # not before the step: a `Site` hands over to its other ranks what changes after it
         self._batches.append(tokens)
 
     @property
@@ -438,14 +409,8 @@ class GlobalAlgorithm(Algorithm):
         """Move a fragment of the model to its global values; to keep what it learned, only as far as they moved."""
         fragment, merged = self._fragments[place], self._global[place]
         change = fragment.read() - fragment.rounded(self._held[place]) if keep else 0.0
-        with self._unbroken():
-            fragment.write(merged + change)
-            self._held[place] = merged
-
-    def _mend(self) -> None:
-        for place, merged in enumerate(self._global):
-            if self._held[place] is not merged:  # else no result that is here has what it learned
-                self._receive(place, keep=False)
+        fragment.write(merged + change)
+        self._held[place] = merged
 
     def _end_with_means(self) -> None:
         """Have the model hold the means of the exchanges since the last inner step.

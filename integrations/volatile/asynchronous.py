@@ -126,16 +126,7 @@ class AsyncDiLoCo(GlobalAlgorithm):
         self._reset()
         self._times_s.append(time.monotonic())
         assert self._thread is not None
-        with self._unbroken():
-            self._merging = self._thread.submit(self._merge_in_turn, self._group)
-
-    def _mend(self) -> None:
-        self._closing = True
-        self._hurry.set()
-        assert self._thread is not None
-        self._thread.submit(self._group.rejoin).result()  # once that thread has ended to merge
-        super()._mend()
-        self._start_merging()
+        self._merging = self._thread.submit(self._merge_in_turn, self._group)
 
     def _end(self) -> None:
         self._closing = True
@@ -153,7 +144,6 @@ class AsyncDiLoCo(GlobalAlgorithm):
         return self._merging
 
     def _after(self, tokens: int) -> None:
-        super()._after(tokens)
         if self._merging is None:
             self._start_merging()
         for place in range(len(self._fragments)):
@@ -183,12 +173,11 @@ class AsyncDiLoCo(GlobalAlgorithm):
 
     def _take_arrived(self) -> int:
         """Receive what was merged; how many merges there were."""
-        with self._unbroken():
-            with self._lock:
-                arrived, self._arrived = self._arrived, {}
-                rounds = self._rounds
-            for place, merged in arrived.items():
-                self._take(place, merged)
+        with self._lock:
+            arrived, self._arrived = self._arrived, {}
+            rounds = self._rounds
+        for place, merged in arrived.items():
+            self._take(place, merged)
         return rounds
 
     def _take(self, place: int, merged: _Merged) -> None:
@@ -202,7 +191,6 @@ class AsyncDiLoCo(GlobalAlgorithm):
 
     def finish(self) -> None:
         """Wait until all that the members have learned is merged: they end with the same merge."""
-        self._mend_if_torn()
         self._hurry.set()
         while self._merging is not None and not self._merging.done():
             with self._lock:
@@ -217,10 +205,9 @@ class AsyncDiLoCo(GlobalAlgorithm):
     def _raise_failure(self) -> None:
         _ = self._group  # raises where this member has not joined
         if self._merging is not None and self._merging.done():
-            with self._unbroken():
-                merging, self._merging = self._merging, None  # a caller that goes on begins to merge again
-                self._take_arrived()
-                merging.result()
+            merging, self._merging = self._merging, None  # a caller that goes on begins to merge again
+            self._take_arrived()
+            merging.result()
 
     # The thread that merges.
 

@@ -48,35 +48,25 @@ class DiLoCo(GlobalAlgorithm):
         super()._after(tokens)
         if self._inner % self.every == 0:
             self.meet()
-        elif self._joined is not None:
-            with self._unbroken():
-                met = self._joined.rejoin()
-                if met is not None:
-                    self._receive(0, keep=not met.contributed)
-                    self._inner = 0  # the others' round has just begun
-
-    def _mend(self) -> None:
-        self._group.lose_state("a meeting was interrupted")
-        self._group.rejoin()
-        super()._mend()
+        elif self._joined is not None and (met := self._joined.rejoin()) is not None:
+            self._receive(0, keep=not met.contributed)
+            self._inner = 0  # the others' round has just begun
 
     def meet(self, *, with_all: bool = False) -> Committed:
         """Average the parameters now, and let the outer optimiser step; `with_all` waits for late ones, too."""
-        self._mend_if_torn()
-        with self._unbroken():
-            fragment, began = self._fragments[0], self._global[0]
-            # What 16-bit parameters cannot hold of the global ones is nobody's change.
-            own = fragment.read() + (began - fragment.rounded(self._held[0]))
-            result = weighted(own.clone(), self._weight)
-            met = self._take_over(self._group.all_reduce(result, quorum=self._quorum(with_all=with_all)), result)
-            if not met.contributed and self.quorum:
-                result = weighted(self._global[0] + (own - began), self._weight)  # from where the others are now
-                made_up = self._group.make_up(result, quorum=self.quorum)
-                if made_up is not None:
-                    met = self._take_over(made_up, result)
-            # What is in no result stays in its model, as the paper's dropped workers go on from their own parameters.
-            self._receive(0, keep=not met.contributed)
-            self._learns = False
+        fragment, began = self._fragments[0], self._global[0]
+        # What 16-bit parameters cannot hold of the global ones is nobody's change.
+        own = fragment.read() + (began - fragment.rounded(self._held[0]))
+        result = weighted(own.clone(), self._weight)
+        met = self._take_over(self._group.all_reduce(result, quorum=self._quorum(with_all=with_all)), result)
+        if not met.contributed and self.quorum:
+            result = weighted(self._global[0] + (own - began), self._weight)  # from where the others are now
+            made_up = self._group.make_up(result, quorum=self.quorum)
+            if made_up is not None:
+                met = self._take_over(made_up, result)
+        # What is in no result stays in its model, as the paper's dropped workers go on from their own parameters.
+        self._receive(0, keep=not met.contributed)
+        self._learns = False
         return met
 
     def _take_over(self, met: Committed, result: list[torch.Tensor]) -> Committed:

@@ -106,26 +106,26 @@ class PartialMean(Algorithm):
         if any(one.requires_grad and one not in self._known for one in _parameters(self._optimizer)):
             reason = "the optimizer has a parameter that PartialMean was not given, and would train it here alone"
             raise MisuseError(f"{reason}: make both of the same parameters")
-        self._mend_if_torn()
         self._steps = False
         values, weight = weighted(self._all.read_gradients(), tokens)
         own = [values, torch.cat([weight, weight.new_tensor([one.grad is not None for one in self.parameters])])]
         how: dict[str, Any] = {"quorum": self.quorum, "compression": self.compression, "feedback": "gradients"}
         result = [one.clone() for one in own]
-        with self._unbroken():
-            try:
-                self.last = self._group.all_reduce(result, **how)
-            except MisuseError as error:
-                if values.isfinite().all():
-                    raise
-                reason = "a gradient is not finite, and nothing of it was sent"
-                raise MisuseError(f"{reason}: train in bfloat16 or float32, at another rate") from error
-            self._due = None if self.last.applied else result
-            if self._due is not None and not self.last.contributed:
-                made_up = self._group.make_up(own, **how)
-                if made_up is not None:
-                    self._make_due_step()
-                    self.last, self._due = made_up, None if made_up.applied else own
+        try:
+            self.last = self._group.all_reduce(result, **how)
+        except MisuseError as error:
+            if values.isfinite().all():
+                raise
+            reason = (
+                "a gradient is not finite, and nothing of it was sent: train in bfloat16 or float32, at another rate"
+            )
+            raise MisuseError(reason) from error
+        self._due = None if self.last.applied else result
+        if self._due is not None and not self.last.contributed:
+            made_up = self._group.make_up(own, **how)
+            if made_up is not None:
+                self._make_due_step()
+                self.last, self._due = made_up, None if made_up.applied else own
         if self._due is None:  # this member was left out, and holds the others' state: nothing to do for the optimizer
             self._all.clear_gradients()
             rates = [{name: one[name] for name in one if name != "params"} for one in self._optimizer.param_groups]
@@ -168,19 +168,15 @@ class PartialMean(Algorithm):
 
         Where the optimiser itself raised, nobody knows how far it came.
         """
-        with self._unbroken():
-            self._undo_hooks()
-            try:
-                if not self._steps:
-                    with contextlib.suppress(Exception):
-                        self._make_due_step()
-            finally:
-                if self._steps or self._due is not None:
-                    self._steps, self._due = False, None
-                    self._mend()
-
-    def _mend(self) -> None:
-        self._group.lose_state("a committed step was not made here: an error came in between")
+        self._undo_hooks()
+        try:
+            if not self._steps:
+                with contextlib.suppress(Exception):
+                    self._make_due_step()
+        finally:
+            if self._steps or self._due is not None:
+                self._steps, self._due = False, None
+                self._group.lose_state("a committed step was not made here: an error came in between")
 
     def _undo_hooks(self) -> None:
         """The caller's `optimizer.step()` had no gradients to step with, and its hooks were called all the same."""

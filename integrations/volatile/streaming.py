@@ -71,7 +71,7 @@ class StreamingDiLoCo(GlobalAlgorithm):
 
     def _begin(self) -> None:
         super()._begin()
-        self._thread, self._flight = ThreadPoolExecutor(1, thread_name_prefix="hive-fragments"), None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="hive-fragments")
 
     def _end(self) -> None:
         """What is still under way is given up, unless it was merged already: the others go on without it."""
@@ -80,12 +80,6 @@ class StreamingDiLoCo(GlobalAlgorithm):
         if self._flight is not None and self._flight.ended.exception() is None:
             self._arrive(self.alpha)  # else what is in it would count again in the next group
         self._thread = self._flight = None
-
-    def _mend(self) -> None:
-        assert self._thread is not None
-        self._thread.submit(self._group.rejoin).result()  # once what is under way there has ended
-        self._flight = None
-        super()._mend()
 
     def _alike(self) -> dict[str, Any]:
         return {**super()._alike(), "compression": self.compression}
@@ -105,7 +99,6 @@ class StreamingDiLoCo(GlobalAlgorithm):
 
     def finish(self) -> None:
         """One more exchange of each fragment, to the means."""
-        self._mend_if_torn()
         if self._flight is not None:
             self._arrive(1.0)
         for _ in self._fragments:
@@ -125,8 +118,7 @@ class StreamingDiLoCo(GlobalAlgorithm):
             return committed
 
         assert self._thread is not None
-        with self._unbroken():
-            self._flight = _Flight(place, self._inner + overlap, self._thread.submit(exchange))
+        self._flight = _Flight(place, self._inner + overlap, self._thread.submit(exchange))
 
     def _apply(self, result: Sequence[torch.Tensor]) -> None:
         gradient = weighted_mean(result)
@@ -134,16 +126,15 @@ class StreamingDiLoCo(GlobalAlgorithm):
 
     def _arrive(self, alpha: float) -> None:
         """Wait for the fragment under way, and mix it into the model."""
-        with self._unbroken():
-            flight, self._flight = self._flight, None
-            assert flight is not None
-            self.last = flight.ended.result()
-            for place, merged in enumerate(self._global):
-                if self._held[place] is merged:
-                    continue
-                if place == flight.place and self.last.contributed:
-                    own = self._fragments[place].read()
-                    self._fragments[place].write(merged + alpha * (own - merged))
-                    self._held[place] = merged
-                else:  # this member was late, or left behind: what it learned is part of the fragment's next exchange
-                    self._receive(place, keep=True)
+        flight, self._flight = self._flight, None
+        assert flight is not None
+        self.last = flight.ended.result()
+        for place, merged in enumerate(self._global):
+            if self._held[place] is merged:
+                continue
+            if place == flight.place and self.last.contributed:
+                own = self._fragments[place].read()
+                self._fragments[place].write(merged + alpha * (own - merged))
+                self._held[place] = merged
+            else:  # this member was late, or left behind: what it learned is part of the fragment's next exchange
+                self._receive(place, keep=True)

@@ -94,13 +94,11 @@ class Steps:
         require_finite(views)
         kept = [bytes(one.data) for one in views]
         part_bytes = sum(map(len, kept))
-        attempts, differed = 0, 0
+        attempts, differed, self._reduced = 0, 0, (0, 0)
         pieces: tuple[bytes, ...] = ()
         give_up_s = math.inf if within else time.monotonic() + timeout_s  # the others have yet to make theirs
         while True:
             group, view = self.ready(give_up_s, timeout_s, within)
-            if not attempts:  # not before: who was left out in the last step may hear it again
-                self._reduced = 0, 0
             step, members = self._control.step + 1, view.workers
             if within is not None and (view is not within or self._control.unfit == (view.epoch, step)):
                 return None

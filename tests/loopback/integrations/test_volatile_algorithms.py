@@ -29,9 +29,7 @@ from volatile_members import (
 from hive_qos.errors import EvictedError, MisuseError, PeerError, TimedOutError
 from integrations.volatile import A2CiD2, AsyncDiLoCo, DiLoCo, LocalSGD, PartialMean, StreamingDiLoCo
 from integrations.volatile.algorithm import Algorithm
-from integrations.volatile.fragments import Fragment
 from transport.volatile import steps
-from transport.volatile.group import VolatileGroup
 from transport.volatile.steps import Steps
 
 
@@ -549,78 +547,6 @@ def test_who_survives_ctrl_c_in_a_meeting_joins_again_and_the_others_go_on(
     in_threads(size, run)
     for number in set(seen[0]) & set(seen[1]) & set(seen[2]):
         assert all(torch.equal(seen[0][number], one[number]) for one in seen)
-
-
-@pytest.mark.parametrize("joins_anew", [False, True])
-@pytest.mark.parametrize(
-    ("kind", "pressed_after"),
-    [
-        (DiLoCo, "the group has the result"),
-        (DiLoCo, "the model has it"),
-        (StreamingDiLoCo, "the model has it"),
-        (AsyncDiLoCo, "the model has it"),
-    ],
-)
-def test_what_a_member_has_learned_counts_once_at_most_although_ctrl_c_comes_before_it_knows(
-    kind: type[DiLoCo | StreamingDiLoCo | AsyncDiLoCo],
-    pressed_after: str,
-    joins_anew: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    size, where, ended = 2, register(), threading.Event()
-    presses: list[Algorithm] = []
-    counts: list[float] = []
-    place, name = (VolatileGroup, "all_reduce") if pressed_after == "the group has the result" else (Fragment, "write")
-    real = getattr(place, name)
-
-    def pressed(*arguments: Any, **named: Any) -> Any:
-        done = real(*arguments, **named)
-        if presses and presses[0]._trains == threading.get_ident():
-            counts[:] = presses[0].state_dict()["global"].tolist()
-            if place is VolatileGroup or any(counts):
-                presses.clear()
-                raise KeyboardInterrupt
-        return done
-
-    monkeypatch.setattr(place, name, pressed)
-    options: dict[str, Any] = {"outer_rate": 1.0, "outer_momentum": 0.0}
-    if kind is not DiLoCo:
-        options |= {"fragments": 1, "compression": ""}
-    if kind is StreamingDiLoCo:
-        options["overlap"] = 0  # else what is learned while a fragment is under way is mixed away
-
-    def run(rank: int) -> None:
-        parameter = torch.nn.Parameter(torch.zeros(1))
-        algorithm = kind([parameter], every=1, **options)
-
-        def step(learned: float = 0.0) -> None:
-            with algorithm.step(), torch.no_grad():
-                parameter.add_(learned)
-
-        def train(group: VolatileGroup) -> None:
-            wait_until(lambda: len(group.view.workers) == size or step(), pause_s=0.02)
-            if rank:
-                return step_until(ended, step, pause_s=0.02)
-            if not counts:
-                presses.append(algorithm)
-                with contextlib.nullcontext() if joins_anew else pytest.raises(KeyboardInterrupt):
-                    step(1.0)
-                    step_until(threading.Event(), step, pause_s=0.02)
-                wait_until(lambda: len(group.view.workers) == size or step(), pause_s=0.02)
-            enough = group.step + 6
-            wait_until(lambda: group.step >= enough or step(), pause_s=0.02)
-            ended.set()
-
-        while not ended.is_set():
-            with (
-                contextlib.suppress(KeyboardInterrupt),
-                algorithm.join(where, name=f"member-{rank}", settings=SETTINGS) as group,
-            ):
-                train(group)
-        # Nobody has learned anything since. Of two results one has what member 0 learned.
-        assert algorithm.state_dict()["global"].tolist() == (counts if any(counts) else [0.5])
-
-    in_threads(size, run)
 
 
 def test_fragments_of_other_parameters_and_of_equal_sizes_are_told_apart() -> None:

@@ -310,8 +310,8 @@ def test_an_optimizer_that_is_given_a_closure_is_told_and_members_stay_alike(opt
     )
 
 
-@pytest.mark.parametrize("fails", ["left out", "no memory", "ctrl-c"])
-def test_a_step_that_one_member_leaves_out_or_breaks_off_or_has_no_memory_for_is_made_there_as_by_the_others(
+@pytest.mark.parametrize("fails", ["left out", "no memory"])
+def test_a_step_that_one_member_leaves_out_or_has_no_memory_for_is_made_there_as_by_the_others(
     fails: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where, networks, ended = register(), [model() for _ in range(SIZE)], threading.Barrier(SIZE)
@@ -324,25 +324,17 @@ def test_a_step_that_one_member_leaves_out_or_breaks_off_or_has_no_memory_for_is
             monkeypatch.undo()
             raise torch.OutOfMemoryError
 
-        with algorithm.join(where, name=f"member-{rank}", members_min=SIZE, settings=SETTINGS) as group:
-
-            def pressed(*arguments: Any, all_reduce: Callable[..., Committed] = group.all_reduce, **named: Any) -> None:
-                monkeypatch.undo()
-                all_reduce(*arguments, **named)
-                raise KeyboardInterrupt  # before anybody here has what it returned
-
-            while (number := group.step) < 5:
+        with algorithm.join(where, name=f"member-{rank}", members_min=SIZE, settings=SETTINGS):
+            for number in range(5):
                 learn(networks[rank], inner, number * SIZE + rank)
                 odd = number == 2 and rank == 1
                 if odd and fails == "no memory":
                     monkeypatch.setattr(algorithm, "_write_mean", no_memory)
-                if odd and fails == "ctrl-c":
-                    monkeypatch.setattr(group, "all_reduce", pressed)
                 try:
                     with algorithm.step():
                         if not (odd and fails == "left out"):
                             inner.step()
-                except (torch.OutOfMemoryError, KeyboardInterrupt):
+                except torch.OutOfMemoryError:
                     assert odd
             ended.wait(60.0)
 

@@ -6,11 +6,8 @@ from types import SimpleNamespace
 from typing import cast
 
 import commit_search as search
-import numpy as np
 import pytest
 
-from hive_qos.errors import EvictedError
-from transport.collectives.reduce_op import ReduceOp
 from transport.volatile.control import Control
 from transport.volatile.protocol import commit
 from transport.volatile.protocol.commit import Commit, Contributors, Differ, Frozen, Phase, Prepared, Send, Wish
@@ -114,22 +111,6 @@ def test_a_part_counts_only_where_the_next_view_or_this_member_itself_has_commit
     steps = Steps.__new__(Steps)
     steps._control, steps._reduced = cast(Control, SimpleNamespace(left=left, step=committed)), reduced
     assert steps.is_in_their_result() is known
-
-
-def test_a_part_that_counts_does_so_too_where_its_member_could_not_join_again_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    steps = Steps.__new__(Steps)
-    left = commit.Left(3, 5, behind=True)
-    steps._control, steps._reduced = cast(Control, SimpleNamespace(left=left, step=4)), (2, 5)
-
-    def left_out(*_: object) -> None:
-        raise EvictedError("the others went on without this member")
-
-    monkeypatch.setattr(steps, "ready", left_out)
-    with pytest.raises(EvictedError):
-        steps.make(np.zeros(1, np.float32), ReduceOp.SUM, 1.0, quorum=0, compression="", feedback=None)
-    assert steps.is_in_their_result()
 
 
 def test_who_leaves_is_not_waited_for() -> None:
