@@ -200,7 +200,7 @@ class Control:
         with self.changed:
             if self.view.workers != (self.member,):
                 self.fail(EvictedError(reason))
-                self.links.present.close_soon()  # or the others would wait for this process until its next call
+                self.links.close_soon()  # or the others would wait for this process until its next call
             elif self.view.joining:
                 _log.warning("%s learn anew: %s", ", ".join(map(str, self.view.joining)), reason)
                 self._misled = frozenset(self.view.joining)

@@ -429,6 +429,7 @@ class VolatileGroup:
             if self._control.is_inherited:
                 signal.signal(number, before)
                 return signal.raise_signal(number)
+            self._handlers.clear()  # the process ends: another signal is not to cut that short
             going = threading.Thread(target=hand_over, name="hive-volatile-leave")  # this thread may hold its locks
             going.start()
             going.join(LEAVE_S)
@@ -446,7 +447,7 @@ class VolatileGroup:
                 at=at,
                 schedule=schedule,
                 broker=self._settings.broker,
-                leave=lambda: signal.pthread_kill(main, number),
+                leave=lambda: None if self._closed else signal.pthread_kill(main, number),
                 is_over=lambda: self._closed,
             )
 

@@ -233,3 +233,15 @@ def test_a_signal_does_what_it_did_before_once_a_member_has_left_unless_the_call
         assert signal.getsignal(signal.SIGTERM) is (later or own_handler)
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_a_second_signal_does_not_cut_short_what_the_first_one_ends() -> None:
+    before = signal.signal(signal.SIGTERM, own_handler)
+    try:
+        with pytest.raises(SystemExit), alone(MemoryStore()) as group:
+            group.leave_on(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(SystemExit):
+            signal.raise_signal(signal.SIGTERM)  # a checkpoint may be written by now
+    finally:
+        signal.signal(signal.SIGTERM, before)

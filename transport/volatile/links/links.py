@@ -151,12 +151,20 @@ class Links:
 
     def close(self) -> None:
         """Leave all of them. Idempotent."""
+        for one in self._given_up():
+            one.close()
+
+    def close_soon(self) -> None:
+        """Leave all of them, without waiting for it. Idempotent."""
+        for one in self._given_up():
+            one.close_soon()
+
+    def _given_up(self) -> list[Mesh]:
         with self._lock:
             self._closed = True
             meshes = [one for one in (self._present, *self._beside) if one is not None]
             self._beside = []
-        for one in meshes:
-            one.close()
+        return meshes
 
     def _connected_to(self, number: int, members: frozenset[Member]) -> Mesh:
         return Mesh.connect(
