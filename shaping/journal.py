@@ -101,7 +101,9 @@ class Journal:
 
     def read_lent_segments(self, interface: str) -> int | None:
         """The limit with which the interface has gone, None where it has not. Errors as of `read`."""
-        return self._read(_SEGMENTS, interface, lambda entry: _number(entry, "left"), "set gso_max_segs")
+        return self._read(
+            _SEGMENTS, interface, lambda entry: entry.get("left") and int(entry["left"]), "set gso_max_segs"
+        )
 
     def forget_segments(self, interface: str) -> None:
         """Remove that entry. Harmless when there is none."""
@@ -189,10 +191,6 @@ def _boot() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         return ""
-
-
-def _number(entry: dict[str, Any], key: str) -> int | None:
-    return None if entry.get(key) is None else int(entry[key])
 
 
 def _device_of(entry: dict[str, Any]) -> str:

@@ -25,9 +25,8 @@ _RTM_GETROUTE, _RTM_GETNEIGH = 26, 30
 _RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_PRIORITY, _RTA_MULTIPATH, _RTA_VIA = 1, 4, 5, 6, 9, 18
 _RTNH_F_DEAD, _RTN_UNICAST, _RT_TABLE_MAIN = 1, 1, 254
 _NDA_DST, _NDA_LLADDR, _NDA_VLAN, _NDA_MASTER = 1, 2, 5, 9
-_RTMSG = struct.Struct(
-    "=BBBBBBBBI"
-)  # family, bits of the destination, source's, TOS, table, protocol, scope, type, flags
+# Family, bits of the destination and of the source, TOS, table, protocol, scope, type, flags.
+_RTMSG = struct.Struct("=BBBBBBBBI")
 _RTNEXTHOP = struct.Struct("=HBBi")  # length, flags, weight, interface
 _NDMSG = struct.Struct("=BxxxiHBB")  # family, interface, and what is not asked for
 _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENXIO, errno.EINVAL)

@@ -112,6 +112,11 @@ class _Way:
     dialling: bool = False
     tried: bool = False  # since the race began
 
+    @property
+    def is_seen(self) -> bool:
+        """It leads to an address that others have seen, and the peer did not tell."""
+        return self.path.remote.interface == UNTOLD
+
     def wait(self, now_s: float) -> None:
         """Dial after the back-off, and longer the next time."""
         self.next_dial_s = now_s + self.back_off_s
@@ -278,7 +283,7 @@ class PeerTable:
         own, theirs = self._interfaces, peer.interfaces
         if bulk or self._rank > peer.rank or len(channel.by_link) >= max(own, theirs) or self._on_this_host(peer):
             return []
-        idle = [way for way in channel.ways if not way.dialling and way.path.remote.interface != UNTOLD]
+        idle = [way for way in channel.ways if not way.dialling and not way.is_seen]
         in_use = set(channel.by_link) | {self._link(peer, way.path) for way in channel.ways if way.dialling}
         spare = [way for way in idle if is_spare(self._link(peer, way.path), in_use=in_use, own=own, theirs=theirs)]
         return sorted(spare, key=lambda way: way.next_dial_s)[:1]
@@ -401,7 +406,7 @@ class PeerTable:
         """After one side has moved. Attempts under way are left to themselves."""
         paths = paths_between(self._own, peer.locations)
         for channel in (peer.compute, peer.bulk):
-            seen = [way for way in channel.ways if way.path.remote.interface == UNTOLD]
+            seen = [way for way in channel.ways if way.is_seen]
             channel.ways = [*seen, *(_Way(path, now_s) for path in paths)]
             begin_s = max(now_s, channel.look_s) if channel.connections else now_s
             channel.race(begin_s)
@@ -464,11 +469,11 @@ class PeerTable:
         remote = Location(UNTOLD, *address, address[1])
         own = [number for number, one in enumerate(self._own) if (":" in one.address) == (":" in remote.address)]
         channel = self.peers[rank].channel(bulk=bulk)
-        told = [way for way in channel.ways if way.path.remote.interface != UNTOLD]
-        seen = [way for way in channel.ways if way.path.remote.interface == UNTOLD and way.path.remote != remote]
-        kept = [way for way in channel.ways if way.path.remote == remote]
-        new = kept or [_Way(Path(number, remote), now_s) for number in own]
-        channel.ways = [*(seen + new)[-SEEN_WAYS_MAX:], *told]
+        told = [way for way in channel.ways if not way.is_seen]
+        others = [way for way in channel.ways if way.is_seen and way.path.remote != remote]
+        there = [way for way in channel.ways if way.path.remote == remote]
+        newest = there or [_Way(Path(number, remote), now_s) for number in own]
+        channel.ways = [*(others + newest)[-SEEN_WAYS_MAX:], *told]
 
     def want_bulk(self, rank: int) -> None:
         """Something is to go over the bulk connection; `due` dials it when there is none."""
@@ -522,7 +527,7 @@ class PeerTable:
     def tried(self, rank: int) -> str:
         """Where a rank is dialled, for an error: its first address, and those that other ranks have seen."""
         peer = self.peers[rank]
-        seen = [way.path.remote for way in peer.compute.ways if way.path.remote.interface == UNTOLD]
+        seen = [way.path.remote for way in peer.compute.ways if way.is_seen]
         outer = "".join(f", behind NAT at {one.address} port {one.port}" for one in dict.fromkeys(seen))
         return peer.locations[0].address + outer
 

@@ -143,9 +143,7 @@ def program_list(snapshot: Snapshot, flows: Collection[Flow]) -> list[Program]:
                 counted.append(_row(flow, protocol="tcp"))
             case ConnectionFlow() if flow.pid is not None:
                 counted.append(_row(flow, protocol="udp"))
-            case UdpFlow() if (
-                flow.waited_lately
-            ):  # the class' rest may be forwarded, or short TCP: idle ones are not blamed
+            case UdpFlow() if flow.waited_lately:  # idle ones are not blamed for what may be forwarded, or short TCP
                 uncounted.append((_row(flow, protocol="udp"), True))
     sent: dict[str, int] = {}
     for interface in snapshot.decision.allocation.interfaces:

@@ -39,6 +39,12 @@ from transport.settings import Settings
 from transport.wire.header import Header, MatchKey
 
 
+def statistics(**fields: Any) -> ConnectionStatistics:
+    """Of a connection on which nothing was measured but what is given."""
+    known = dict.fromkeys(ConnectionStatistics.__dataclass_fields__, 0)
+    return ConnectionStatistics(**{**known, "peer": "p", "remote": ("", 0), **fields})
+
+
 class FakeSocket:
     """Stands where a bound UDP socket would."""
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+from memory_engine import statistics
 
-from transport.engine.base import ConnectionStatistics
 from transport.inspection import links
 from transport.inspection.survey import DOCUMENT_BYTES_MAX, PARTS_MAX, Survey, packed, unpacked
 from transport.mesh.endpoint import CONTROL_BYTES_MAX
@@ -102,11 +102,6 @@ def test_an_answer_that_nobody_waits_for_changes_nothing(rank: int, number: int,
     survey.described(1, 0, part=0, parts=1, text=packed({"a": "truth"})[0])
     asking.join(20.0)
     assert found == [{1: {"a": "truth"}}]
-
-
-def statistics(**fields: Any) -> ConnectionStatistics:
-    known = dict.fromkeys(ConnectionStatistics.__dataclass_fields__, 0)
-    return ConnectionStatistics(**{**known, "peer": "p", "remote": ("", 0), **fields})
 
 
 def test_connections_to_one_rank_are_one_row() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
+from memory_engine import statistics
 
-from transport.engine.base import Address, ConnectionStatistics
+from transport.engine.base import Address
 from transport.mesh.introductions import ANSWERED_MAX, ASK_S, ASKED_MAX, TOLD_MAX, Introductions
 from transport.mesh.paths import Location, Path
 from transport.mesh.peers import SEEN_WAYS_MAX, UNTOLD, Action, AskForBulk, Contact, Dial, PeerTable
@@ -19,13 +20,6 @@ OUTSIDE = ("203.0.113.7", 40_000)
 
 def location(rank: int) -> Location:
     return Location(0, f"192.168.{rank}.2", 5000, 6000)
-
-
-def statistics(remote: Address) -> ConnectionStatistics:
-    times = {"rtt_s": 0.01, "rtt_s_min": 0.01, "rtt_latest_s": 0.01, "application_limited": False}
-    names = [field.name for field in fields(ConnectionStatistics)]
-    counts = {name: 0 for name in names if name.endswith(("_bytes", "_packets", "_per_s"))}
-    return ConnectionStatistics(**{"peer": "node", "remote": remote, "bulk": False, **times, **counts})  # type: ignore[arg-type]
 
 
 class Side:
@@ -40,7 +34,7 @@ class Side:
         self.introductions = Introductions(
             self.peers,
             lambda to, message: self.sent.append((to, message)),
-            lambda: {number: statistics(remote) for number, remote in self.remotes.items()},
+            lambda: {number: statistics(remote=remote) for number, remote in self.remotes.items()},
         )
 
     def up(self, rank: int, *, dialled: bool, source: Address | None = None, bulk: bool = False) -> None:
