@@ -433,15 +433,16 @@ def test_what_a_link_carries_while_its_rank_waits_for_others_says_only_that_it_m
         carry_to(rates, [slot for slot, _ in slots], [waits for _, waits in slots])
         report = rates.report(frozenset())
         assert report.up_bits_per_s == report.down_bits_per_s == pytest.approx(mbit * MBIT, rel=0.01)
-        assert report.full is (count > 2)
+        assert (report.full, report.full_lately) == (count > 2, count == 3)
 
 
-@pytest.mark.parametrize("full", [(True, False, False), (False, False, False)])
-def test_who_waited_for_the_others_is_not_the_slow_one_where_another_was_bound_by_its_own_link(full: tuple[bool, ...]):
-    slow, fast = link(25, rtt_us={}), link(30, rtt_us={})
-    reports = [replace(one, full=bound) for one, bound in zip((slow, fast, fast), full, strict=True)]
+@pytest.mark.parametrize(("full", "lately"), [(True, True), (True, False), (False, False)])
+def test_who_waits_for_the_others_is_not_the_slow_one_while_another_is_bound_by_its_own_link(full: bool, lately: bool):
+    """Else all keep what they once carried: who gets most, as if its link was the fastest, may be what all wait for."""
+    waits = replace(link(30, rtt_us={}), full=False, full_lately=False)
+    reports = [replace(link(25, rtt_us={}), full=full, full_lately=lately), waits, waits]
     table = agree(rows_of(reports, table=Network.uniform(3)), Network.uniform(3), number=1)
-    others = 1000 * MBIT if any(full) else 30 * MBIT
+    others = 1000 * MBIT if lately else 30 * MBIT
     assert table.up_bits_per_s == table.down_bits_per_s == (25 * MBIT, others, others)
 
 

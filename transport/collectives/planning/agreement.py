@@ -35,8 +35,9 @@ RATE_UNKNOWN_BITS_PER_S = 1_000_000_000
 RTT_US_MAX = 60_000_000
 """No round trip takes a minute: who says so counts for that far."""
 DIGEST, OPERATION, FULL, HOST, FIXED = 5, 6, 7, 8, 9
-"""Places in a row: of the digest of the table that holds, of the operation, of whether the link was full, of the host,
-and of the round trips."""
+"""Places in a row: of the digest of the table that holds, of the operation, of whether the link was full (1: once,
+`FULL_LATELY`), of the host, and of the round trips."""
+FULL_LATELY = 2
 
 
 def row_of(report: LinkReport, *, ranks: Sequence[int], table: Network, operation: int, site: str, host: str) -> Row:
@@ -57,7 +58,7 @@ def row_of(report: LinkReport, *, ranks: Sequence[int], table: Network, operatio
         _digest(site) if site else 0,
         _digest(repr(astuple(table))),
         operation,
-        int(report.full),
+        int(report.full) + int(report.full_lately),
         _digest(host),
     ]
     return np.array([*fixed, *(report.rtt_us.get(rank, 0) for rank in ranks)], dtype=np.int64)
@@ -94,7 +95,7 @@ def last_operation(rows: Sequence[Row], *, ahead_max: int) -> int:
 def _table_of(rows: Sequence[Row], *, number: int) -> Network:
     size = len(rows)
     up, down, far_up, far_down, sites = (tuple(int(row[i]) for row in rows) for i in range(DIGEST))
-    if any(row[FULL] for row in rows):  # who was never bound by its own link waited for those who were
+    if any(row[FULL] >= FULL_LATELY for row in rows):  # who was never bound by its own link waits for those who are
         up, down = (
             tuple(rate if row[FULL] else 0 for rate, row in zip(all_, rows, strict=True)) for all_ in (up, down)
         )

@@ -9,8 +9,8 @@ Nor does a link say anything of itself that waits for another one. While one pee
 is slow; while other sites alone are, what leads there may be. Windows like these do not count: a rank with a fast link
 spends most of its time so where one rank is slow, and would be taken for slow itself. Full are windows in which a rank
 always had something left to send to several peers: in others it may have waited for others, and what went through says
-only that its link may be faster, which is BBR's rule (draft-ietf-ccwg-bbr). So where one rank of a group has such
-windows, ranks without them are not the slow ones.
+only that its link may be faster, which is BBR's rule (draft-ietf-ccwg-bbr). So while one rank of a group has such
+windows, ranks that never had any are not the slow ones.
 
 Of what crosses between sites all windows count. A site's ranks are added up there, and who leaves that to others must
 not seem to carry its former part.
@@ -56,7 +56,8 @@ class LinkReport:
     Args:
         up_bits_per_s, down_bits_per_s: over all peers; 0 where nothing says how much the link carries.
         far_up_bits_per_s, far_down_bits_per_s: to and from ranks of other sites.
-        full: its own link was what bound it.
+        full: its own link was once what bound it.
+        full_lately: within its last busy windows, too.
         rtt_us: the shortest round trip to each peer, by rank of the endpoint.
     """
 
@@ -66,6 +67,7 @@ class LinkReport:
     far_down_bits_per_s: int
     rtt_us: Mapping[int, int]
     full: bool = True
+    full_lately: bool = True
 
 
 Carried: TypeAlias = tuple[float, Mapping[int, int]]
@@ -82,10 +84,11 @@ class _Windows:
     all: deque[Window] = field(default_factory=lambda: deque(maxlen=WINDOWS_KEPT))
     full: deque[Window] = field(default_factory=lambda: deque(maxlen=WINDOWS_KEPT))
 
-    def near(self, is_near: Callable[[Window], bool]) -> tuple[int, bool]:
-        """Bits per second of those that `is_near` lets pass; whether full ones are among them."""
-        full, all_ = (_nearly_most([_rate(one) for one in each if is_near(one)]) for each in (self.full, self.all))
-        return max(full, all_), full > 0
+    def near(self, is_near: Callable[[Window], bool]) -> tuple[int, bool, bool]:
+        """Bits per second of those that `is_near` lets pass; whether full ones are among them, and late ones of these."""
+        full, all_ = ([one for one in each if is_near(one)] for each in (self.full, self.all))
+        rate = max(_nearly_most([_rate(one) for one in each]) for each in (full, all_))
+        return rate, bool(full), bool(full) and any(full[-1] is one for one in self.continuous)
 
 
 class LinkRates:
@@ -166,7 +169,7 @@ class LinkRates:
         Args:
             far: ranks of the endpoint that are at other sites.
         """
-        (up, up_full), (down, down_full) = (
+        (up, up_full, up_lately), (down, down_full, down_lately) = (
             each.near(lambda window: self._is_near(window, far)) for each in (self._up, self._down)
         )
         return LinkReport(
@@ -176,6 +179,7 @@ class LinkRates:
             far_down_bits_per_s=_nearly_most([_rate(window, far) for window in self._down.continuous]),
             rtt_us=dict(self._rtt_us),
             full=up_full or down_full,
+            full_lately=up_lately or down_lately,
         )
 
     def _is_near(self, window: Window, far: frozenset[int]) -> bool:
