@@ -18,7 +18,7 @@ from volatile_workers import LIMIT_S, SECRET, Worker, agree, alone, step_togethe
 
 from hive_qos.errors import EvictedError, MisuseError
 from transport.volatile.following import Follower
-from transport.volatile.membership import restart
+from transport.volatile.membership import joining, restart
 from transport.volatile.register.register import MemoryStore, Register
 
 
@@ -40,10 +40,11 @@ def test_a_job_whose_members_all_leave_at_once_begins_anew_with_who_comes_then(s
         assert [one.wait() for one in members] == [None] * 3
 
 
-def test_a_job_whose_members_all_died_begins_anew_when_they_are_started_again(
-    start: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+def test_a_job_whose_members_all_died_begins_anew_when_they_are_started_again_and_says_so_meanwhile(
+    start: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(restart, "STANDS_S", 0.5)
+    monkeypatch.setattr(joining, "SAY_S", 0.2)
     monkeypatch.setattr(restart, "connect_s", lambda members: 0.0)
     store = MemoryStore()
     for one in trio(start, store):
@@ -53,6 +54,7 @@ def test_a_job_whose_members_all_died_begins_anew_when_they_are_started_again(
         one.allow()
     until(lambda: all(len(one.met) == 1 for one in members))
     agree(*members)
+    assert "c waits for an earlier c, the first member, to answer; if all members died" in caplog.text
 
 
 class Distant(MemoryStore):

@@ -85,7 +85,7 @@ class _Windows:
     full: deque[Window] = field(default_factory=lambda: deque(maxlen=WINDOWS_KEPT))
 
     def near(self, is_near: Callable[[Window], bool]) -> tuple[int, bool, bool]:
-        """Bits per second of those that `is_near` lets pass; whether full ones are among them, and late ones of these."""
+        """Bits per second of those that `is_near` lets pass; whether full ones are among them, and late ones."""
         full, all_ = ([one for one in each if is_near(one)] for each in (self.full, self.all))
         rate = max(_nearly_most([_rate(one) for one in each]) for each in (full, all_))
         return rate, bool(full), bool(full) and any(full[-1] is one for one in self.continuous)

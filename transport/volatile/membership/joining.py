@@ -107,7 +107,7 @@ class Newcomer:
             now_s = time.monotonic()
             if now_s >= say_s:
                 say_s += SAY_S
-                _log.warning("%s waits for %s, the first member, to admit it", self.member, view.workers[0])
+                _log.warning("%s waits for %s", self.member, self._awaited(view))
             if now_s >= give_up_s:
                 raise TimedOutError(self._nobody_answers(view), timeout_s=timeout_s)
             if now_s >= ask_s or asked <= view.asked:  # whoever is first now does not look at that request again
@@ -139,6 +139,14 @@ class Newcomer:
                 self._begin(view)
                 return None
             time.sleep(5 * POLL_S)
+
+    def _awaited(self, view: View) -> str:
+        first = f"{view.workers[0]}, the first member,"
+        if self.left is not None or self.links.reach(view.workers):
+            return f"{first} to admit it"
+        earlier = "an earlier " if view.workers[0].name == self.member.name else ""
+        names = ", ".join(one.name for one in view.workers)
+        return f"{earlier}{first} to answer; if all members died, half of them ({names}) begin anew when started"
 
     def _nobody_answers(self, view: View) -> str:
         register, failure = self.register, self.links.failure
