@@ -1,7 +1,7 @@
 """Run the test suite. A few tests that fail get a second run, and the report ends with their names.
 
-Without arguments everything that `make test` promises runs side by side: the lab's tests and those over loopback, in
-two halves, which wait for packets and timers most of their time, and beside them, at the lowest priority, what
+Without arguments everything that `make test` promises runs side by side: the lab's tests and those over loopback, each
+in two halves, which wait for packets and timers most of their time, and beside them, at the lowest priority, what
 computes: checks, the crate's tests and the unit tests. One after the other they take twice as long on two cores. What
 each says is printed when it has ended. With arguments pytest alone runs, with these.
 
@@ -29,11 +29,14 @@ from pathlib import Path
 from tools.nightly import unstable
 
 SECOND_RUNS_MAX = 8
-LOOPBACK, UNIT = "tests/loopback/", "tests/unit/"
+LAB, LOOPBACK, UNIT = "tests/lab/", "tests/loopback/", "tests/unit/"
+DAEMON = LAB + "daemon/"
+"""Half of the seconds in the lab."""
 GROUPS = (LOOPBACK + "groups/", LOOPBACK + "integrations/")
 """Half of the seconds over loopback."""
 REAL_TIME = {
-    "tests/lab/": ["tests/lab/"],
+    DAEMON: [DAEMON],
+    LAB: [LAB, f"--ignore={DAEMON}"],
     LOOPBACK: [LOOPBACK, *(f"--ignore={folder}" for folder in GROUPS)],
     " ".join(GROUPS): list(GROUPS),
 }

@@ -62,6 +62,7 @@ def test_the_second_run_decides_and_is_reported(tmp_path: Path, body: str, code:
 @pytest.mark.parametrize("broken", ["", "check", "integrations"])
 def test_everything_runs_and_whatever_fails_fails_the_run(tmp_path: Path, broken: str) -> None:
     folders = {name: tmp_path / "tests" / name for name in ("lab", "loopback", "unit")}
+    folders |= {"daemon": folders["lab"] / "daemon"}
     folders |= {name: folders["loopback"] / name for name in ("groups", "integrations")}
     for name, folder in folders.items():
         folder.mkdir(parents=True)
@@ -83,7 +84,7 @@ def test_everything_runs_and_whatever_fails_fails_the_run(tmp_path: Path, broken
 
 @pytest.mark.parametrize("checks", ["true", "false"])
 def test_a_unit_test_that_passes_in_its_second_run_hides_no_failed_check(tmp_path: Path, checks: str) -> None:
-    for name in ("lab", "loopback/groups", "loopback/integrations", "loopback", "unit"):
+    for name in ("lab/daemon", "lab", "loopback/groups", "loopback/integrations", "loopback", "unit"):
         (tmp_path / "tests" / name).mkdir(parents=True, exist_ok=True)
         (tmp_path / "tests" / name / f"test_{Path(name).name}.py").write_text("def test_it():\n    pass\n")
     body = "flag = Path('once'); first = not flag.exists(); flag.touch(); assert not first"
