@@ -20,6 +20,8 @@ T = TypeVar("T")
 LIMIT_S = 30.0 * float(os.environ.get("HIVE_TEST_PATIENCE", "1"))
 """For what must come: longer than any stall, shorter than what pytest gives a test (120 s). An emulated machine, on
 which Python is 15 times slower, has more of both (`tools/kernels.sh`)."""
+PAUSE_S_MAX = 0.1
+"""Ten looks a second, as many as the broker has ticks."""
 SHOWN_MAX = 2000
 
 
@@ -28,19 +30,22 @@ def wait_until(
     *,
     what: Callable[[], object] | None = None,
     limit_s: float = LIMIT_S,
-    pause_s: float = 0.01,
+    pause_s: float | None = None,
 ) -> T:
     """Look again and again until `condition` gives something true, and give that.
 
     Args:
         what: more to say at the limit than the condition itself and its parts' values.
+        pause_s: between two looks. By default 10 ms at first, later a twentieth of the time waited, at most
+            `PAUSE_S_MAX`: a look may start a program, and what is waited for needs the processor.
     """
-    until_s = time.monotonic() + limit_s
+    began_s = time.monotonic()
     while not (found := condition()):
-        if time.monotonic() >= until_s:
+        waited_s = time.monotonic() - began_s
+        if waited_s >= limit_s:
             more = "" if what is None else f"\n{what()}"
             raise AssertionError(f"not within {limit_s:g} s: {explained(condition, found)}{more}")
-        time.sleep(pause_s)
+        time.sleep(max(0.01, min(waited_s / 20, PAUSE_S_MAX)) if pause_s is None else pause_s)
     return found
 
 

@@ -43,7 +43,9 @@ def test_members_that_average_in_pairs_go_on_without_one_that_is_lost_and_end_wi
             if rank == 1:
                 group.close()
                 return
-            wait_until(lambda: step_once(networks[rank], inner, algorithms[rank]) or len(group.view.members) == 3)
+            wait_until(
+                lambda: step_once(networks[rank], inner, algorithms[rank]) or len(group.view.members) == 3, pause_s=0.01
+            )
             second[rank] = algorithms[rank].exchanges + 3
             exchange_until(second)
             ends.wait(60.0)
@@ -71,7 +73,9 @@ def test_where_all_who_had_the_jobs_parameters_are_lost_the_others_still_average
         with algorithms[rank].join(where, name=f"member-{rank}", settings=SETTINGS) as group:
             if rank == 0:
                 begun.set()
-                wait_until(lambda: step_once(networks[0], inner, algorithms[0]) or len(group.view.workers) == 3)
+                wait_until(
+                    lambda: step_once(networks[0], inner, algorithms[0]) or len(group.view.workers) == 3, pause_s=0.01
+                )
                 group.close()  # the others have not exchanged yet
                 gone.set()
                 return

@@ -185,9 +185,9 @@ def test_members_hold_the_same_global_bits_after_each_round_and_who_comes_later_
         inner = sgd(networks[rank])
         with algorithm.join(where, name=f"member-{rank}", settings=SETTINGS):
             enough = len(seen[rank]) + 5
-            wait_until(lambda: step_once(networks[rank], inner, algorithm) or len(seen[rank]) >= enough)
+            wait_until(lambda: step_once(networks[rank], inner, algorithm) or len(seen[rank]) >= enough, pause_s=0.01)
             (ended if rank == 2 else begun).set()
-            wait_until(lambda: ended.is_set() or step_once(networks[rank], inner, algorithm))
+            wait_until(lambda: ended.is_set() or step_once(networks[rank], inner, algorithm), pause_s=0.01)
 
     in_threads(size, run)
     everybody = set(seen[0]) & set(seen[1]) & set(seen[2])
@@ -256,7 +256,7 @@ def test_with_a_quorum_members_go_on_without_a_late_one_which_takes_what_it_miss
             for _ in range(8):
                 step()
             wait_until(lambda: step() or not counted[-1], pause_s=1.0, limit_s=60.0)
-            wait_until(lambda: step() or counted[-1])
+            wait_until(lambda: step() or counted[-1], pause_s=0.01)
             ended.set()
 
     in_threads(size, run)
@@ -426,7 +426,7 @@ def test_who_joins_with_another_algorithm_is_refused_and_the_others_go_on(
             begun.set()
             step_until(ended, lambda: step_once(network, sgd(network), algorithm), pause_s=0.02)
             before = group.step
-            wait_until(lambda: not group.view.joining or step_once(network, sgd(network), algorithm))
+            wait_until(lambda: not group.view.joining or step_once(network, sgd(network), algorithm), pause_s=0.01)
             step_once(network, sgd(network), algorithm)
             assert group.step > before
             assert [one.name for one in group.view.members] == ["member"]
@@ -488,7 +488,7 @@ def test_a_step_that_is_committed_is_made_although_its_block_raises(raises: str)
                 step_until(ended, step, pause_s=0.05)
                 return
             enough = len(seen[1]) + 4
-            wait_until(lambda: len(seen[1]) >= enough or step())
+            wait_until(lambda: len(seen[1]) >= enough or step(), pause_s=0.01)
             ended.set()
 
     in_threads(2, run)
@@ -540,8 +540,8 @@ def test_who_survives_ctrl_c_in_a_meeting_joins_again_and_the_others_go_on(
             enough = len(seen[1]) + 4
             wait_until(lambda: len(seen[1]) >= enough)  # with no further call of this one
             enough = len(seen[0]) + 4
-            wait_until(lambda: len(seen[0]) >= enough or step())
-            wait_until(lambda: len(group.view.workers) == size or step())
+            wait_until(lambda: len(seen[0]) >= enough or step(), pause_s=0.01)
+            wait_until(lambda: len(group.view.workers) == size or step(), pause_s=0.01)
             ended.set()
 
     in_threads(size, run)
@@ -576,8 +576,10 @@ def test_who_joins_with_weights_of_another_seed_trains_on_from_the_others(make: 
                 begun.set()
                 step_until(ended, lambda: step_once(network, inner, algorithm), pause_s=0.02)
                 return
-            wait_until(lambda: bool(flat(network).abs().max() < 10) or step_once(network, inner, algorithm))
-            wait_until(lambda: len(group.view.workers) == 2 or step_once(network, inner, algorithm))
+            wait_until(
+                lambda: bool(flat(network).abs().max() < 10) or step_once(network, inner, algorithm), pause_s=0.01
+            )
+            wait_until(lambda: len(group.view.workers) == 2 or step_once(network, inner, algorithm), pause_s=0.01)
             ended.set()
 
     def in_turn(rank: int) -> None:
@@ -598,15 +600,15 @@ def test_a_member_whose_weights_become_nan_ends_alone(make: Callable[..., Algori
         inner = sgd(network)
         algorithm = make(network, inner)
         with algorithm.join(where, name=f"member-{rank}", settings=SETTINGS) as group:
-            wait_until(lambda: len(group.view.workers) == 2 or step_once(network, inner, algorithm))
+            wait_until(lambda: len(group.view.workers) == 2 or step_once(network, inner, algorithm), pause_s=0.01)
             if rank == 0:
                 both.set()
                 step_until(ended, lambda: step_once(network, inner, algorithm), pause_s=0.02)
-                wait_until(lambda: len(group.view.members) == 1 or step_once(network, inner, algorithm))
+                wait_until(lambda: len(group.view.members) == 1 or step_once(network, inner, algorithm), pause_s=0.01)
                 for _ in range(4):
                     step_once(network, inner, algorithm)
                 return
-            wait_until(lambda: both.is_set() or step_once(network, inner, algorithm))
+            wait_until(lambda: both.is_set() or step_once(network, inner, algorithm), pause_s=0.01)
             with torch.no_grad():
                 next(iter(network.parameters()))[0, 0] = torch.nan
             wait_until(lambda: step_once(network, inner, algorithm), pause_s=0.02)

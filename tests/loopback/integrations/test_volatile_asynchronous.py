@@ -35,7 +35,7 @@ def test_an_async_member_that_is_stuck_in_a_step_keeps_nobody_from_training_or_m
                     assert stuck.wait(60.0)
             else:
                 before = group.step
-                wait_until(lambda: step_once(network, inner, algorithm) or group.step > before + 2)
+                wait_until(lambda: step_once(network, inner, algorithm) or group.step > before + 2, pause_s=0.01)
                 stuck.set()
             algorithm.finish()
             ends.append(algorithm.state_dict()["global"])
@@ -62,10 +62,10 @@ def test_async_members_train_on_while_no_merge_comes_to_an_end(size: int, caplog
                 assert begins.wait(60.0)  # as one that compiles, or downloads what it learns from
             else:
                 until_s = time.monotonic() + 2.0  # several times what a merge may take
-                wait_until(lambda: step_once(network, inner, algorithm) or time.monotonic() > until_s)
+                wait_until(lambda: step_once(network, inner, algorithm) or time.monotonic() > until_s, pause_s=0.01)
                 assert "nothing is merged, and training goes on" in caplog.text
                 begins.set()
-            wait_until(lambda: step_once(network, inner, algorithm) or algorithm.state_dict()["rounds"])
+            wait_until(lambda: step_once(network, inner, algorithm) or algorithm.state_dict()["rounds"], pause_s=0.01)
             merged.wait(60.0)
             algorithm.finish()
             ends.append(algorithm.state_dict()["global"])

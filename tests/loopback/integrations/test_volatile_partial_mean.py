@@ -67,7 +67,7 @@ def test_members_that_take_the_mean_gradient_train_as_one_with_all_batches_and_w
             for _ in range(alone if rank == 0 else together):
                 step()
             trained.set()
-            wait_until(lambda: rank == 1 or len(seen[1]) >= together or step())
+            wait_until(lambda: rank == 1 or len(seen[1]) >= together or step(), pause_s=0.01)
 
     in_threads(SIZE, run)
     whole = model()
@@ -199,7 +199,7 @@ def test_who_joins_has_the_state_of_the_scheduler_that_a_hook_steps() -> None:
             for _ in range(alone if rank == 0 else together):
                 step()
             trained.set()
-            wait_until(lambda: rank == 1 or len(seen[1]) >= together or step())
+            wait_until(lambda: rank == 1 or len(seen[1]) >= together or step(), pause_s=0.01)
 
     in_threads(SIZE, run)
     assert all(torch.equal(values, seen[0][number]) for number, values in seen[1].items())
@@ -223,8 +223,13 @@ def test_who_joins_again_steps_no_scheduler_in_the_step_in_which_it_does() -> No
                 step_once(networks[rank], inner, algorithm)
                 assert algorithm.last is not None
                 assert algorithm.last.applied
-            wait_until(lambda: rank == 1 or len(group.view.workers) == 1 or step_once(networks[rank], inner, algorithm))
-            wait_until(lambda: len(group.view.workers) == SIZE or step_once(networks[rank], inner, algorithm))
+            wait_until(
+                lambda: rank == 1 or len(group.view.workers) == 1 or step_once(networks[rank], inner, algorithm),
+                pause_s=0.01,
+            )
+            wait_until(
+                lambda: len(group.view.workers) == SIZE or step_once(networks[rank], inner, algorithm), pause_s=0.01
+            )
             last = max(group.step for _ in range(1))
             while group.step < last + 3:
                 step_once(networks[rank], inner, algorithm)
