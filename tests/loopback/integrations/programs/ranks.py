@@ -1,10 +1,13 @@
 """Start ranks quickly: import torch once, then fork a process for every rank of every scenario, all at the same time.
 
-    python ranks.py PROGRAM.py OUTPUT_DIRECTORY LIMIT_S SCENARIO:RANKS...
+Each line of JSON on standard input is a request, served by a forked process of its own:
 
-PROGRAM has a function for every scenario, called with (rank, world_size) after RANK, WORLD_SIZE, MASTER_ADDR and
+    {"program": "collectives.py", "output": DIRECTORY, "limit_s": 240, "scenarios": {"run": 3}, "environment": {}}
+
+A program has a function for every scenario, called with (rank, world_size) after RANK, WORLD_SIZE, MASTER_ADDR and
 MASTER_PORT are set. The store is served by a process of its own, so that it outlives every rank. Each rank's output is
-OUTPUT_DIRECTORY/SCENARIO.RANK; exit codes come as JSON on standard output, -9 for those killed at the limit.
+DIRECTORY/SCENARIO.RANK; exit codes come as a line of JSON on standard output, -9 for those killed at the limit, and
+null where a program cannot be loaded.
 """
 
 from __future__ import annotations
@@ -19,21 +22,39 @@ import time
 import traceback
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch._dynamo
 import torch.distributed as dist
 
 DEVICE = torch.device(os.environ.get("HIVE_TEST_DEVICE", "cpu"))
-"""Where a rank's tensors lie."""
+"""Where a rank's tensors lie, for programs: they import this module once their request's environment is set."""
 
 for _name in ("integrations.torch_backend.process_group", "transport.runtime", "transport.engine.aioquic.engine"):
     importlib.import_module(_name)  # once here, rather than in every rank
 
 
 def main() -> None:
-    program, output, limit_s, *scenarios = sys.argv[1:]
-    spec = importlib.util.spec_from_file_location("program", program)
+    """Serve one request after the other until standard input ends."""
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                serve(json.loads(line))
+                code = 0
+            except BaseException:  # noqa: BLE001 - a child that returned would read the next request
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        if os.waitpid(pid, 0)[1] != 0:
+            print("null", flush=True)
+
+
+def serve(request: dict[str, Any]) -> None:
+    os.environ.update(request["environment"])
+    spec = importlib.util.spec_from_file_location("program", Path(__file__).with_name(request["program"]))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -41,17 +62,16 @@ def main() -> None:
     torch.set_num_threads(1)
     children: dict[int, tuple[str, int]] = {}
     stores: list[int] = []
-    for scenario in scenarios:
-        name, _, count = scenario.partition(":")
-        store, port = serve_store(int(count))
+    for name, count in request["scenarios"].items():
+        store, port = serve_store(count)
         stores.append(store)
-        for rank in range(int(count)):
+        for rank in range(count):
             pid = os.fork()
             if pid == 0:
-                be_rank(module, name, rank, int(count), port, Path(output) / f"{name}.{rank}")
+                be_rank(module, name, rank, count, port, Path(request["output"]) / f"{name}.{rank}")
             children[pid] = (name, rank)
     codes: dict[str, dict[int, int]] = {}
-    give_up_s = time.monotonic() + float(limit_s)
+    give_up_s = time.monotonic() + request["limit_s"]
     while children:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid in children:
@@ -66,7 +86,7 @@ def main() -> None:
     for store in stores:
         os.kill(store, signal.SIGKILL)
         os.waitpid(store, 0)
-    print(json.dumps(codes))
+    print(json.dumps(codes), flush=True)
 
 
 def serve_store(world_size: int) -> tuple[int, int]:
@@ -98,8 +118,9 @@ def be_rank(module: object, name: str, rank: int, world_size: int, port: int, ou
             MASTER_PORT=str(port),
             TORCHELASTIC_USE_AGENT_STORE="True",
         )
-        if DEVICE.type != "cpu":
-            torch.set_default_device(DEVICE)  # of this process: a GPU that was used before the fork is lost to it
+        device = os.environ.get("HIVE_TEST_DEVICE", "cpu")
+        if device != "cpu":
+            torch.set_default_device(device)  # of this process: a GPU that was used before the fork is lost to it
         getattr(module, name)(rank, world_size)
         code = 0
     except SystemExit as error:
