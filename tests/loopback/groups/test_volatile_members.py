@@ -28,6 +28,7 @@ class Members:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._read: dict[str, tuple[int, list[dict[str, Any]]]] = {}
         self._start("register", [])
         wait_until(lambda: self.lines("register"), what=self.said, limit_s=LIMIT_S)
 
@@ -40,8 +41,14 @@ class Members:
             self.processes[name] = subprocess.Popen(command, stdout=output, stderr=errors)
 
     def lines(self, name: str) -> list[dict[str, Any]]:
-        text = self._log(name).read_text(encoding="utf-8")
-        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        place, found = self._read.get(name, (0, []))
+        with self._log(name).open("rb") as log:
+            log.seek(place)
+            whole, _, _ = log.read().rpartition(b"\n")
+        if whole:
+            found += map(json.loads, whole.splitlines())
+            self._read[name] = place + len(whole) + 1, found
+        return found
 
     def steps(self, name: str) -> list[dict[str, Any]]:
         return [one for one in self.lines(name) if "step" in one]
@@ -188,15 +195,15 @@ def test_who_is_left_out_in_a_step_hears_whether_the_others_have_its_part(
 
 
 def test_learners_that_are_killed_or_lose_their_sources_stop_nobody(members: Members) -> None:
-    size = 2_000_000  # eight pieces of a mebibyte
+    of_all = {"parameters": 1_000_000, "pause_s": 0.2}  # four pieces of a mebibyte
     for name in "abc":
-        members.start(name, parameters=size)
+        members.start(name, **of_all)
     members.meet_as("abc")
-    members.start("x", parameters=size, stop="fetching", armed=True)
+    members.start("x", **of_all, stop="fetching", armed=True)
     members.kill_at_its_point("x", signal_it=False)
-    members.start("y", parameters=size, stop="ready", armed=True)
+    members.start("y", **of_all, stop="ready", armed=True)
     members.kill_at_its_point("y", signal_it=False)
-    members.start("z", parameters=size)
+    members.start("z", **of_all)
     members.processes["a"].kill()  # the first of its sources, and who lets it in
     members.meet_as("bcz")
     members.check()
