@@ -86,11 +86,11 @@ def by_hook(rank: int, size: int) -> None:
 
 
 def by_group(rank: int, size: int) -> None:
-    """Without compression, and with each as an option of the group."""
+    """Without compression, and with one as an option of the group."""
     connect("hive")
     sent = Sent()
     found = {}
-    for codec in ("", *CODECS):
+    for codec in ("", "int8"):
         group = dist.new_group(list(range(size)), pg_options={"compression": codec} if codec else None)
         found[codec] = learned(rank, sent, group)
     report(found=found)
