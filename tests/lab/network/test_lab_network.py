@@ -77,8 +77,9 @@ def test_the_machines_own_name_is_each_hosts_own_address(sites: Lab) -> None:
         assert sites[name].run(["python3", "-c", script]).stdout == f"{sites[name].address} {name}.{name}-{router}\n"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("shared_store", ["yes", pytest.param("no", marks=pytest.mark.long)])
+@pytest.mark.parametrize("shared_store", ["yes", "no"])
 def test_torchrun_runs_between_two_hosts(sites: Lab, tmp_path: Path, shared_store: str) -> None:
     """As the README says, with the launcher's store for the ranks too, and with one that rank 0 serves by name."""
     program = tmp_path / "program.py"

@@ -94,6 +94,7 @@ def test_the_example_trains_with_whoever_is_there_and_begins_anew_when_all_have_
             one.wait()
 
 
+@pytest.mark.long
 def test_the_ranks_that_trained_by_ddp_train_by_diloco_under_torchrun() -> None:
     (said,) = said_by((*TORCHRUN, "--nproc-per-node=2", "--standalone", str(EXAMPLES / "ddp_to_diloco.py")))
     # Two ranks may write into one line, and the first may have left when the other one counts.

@@ -72,6 +72,7 @@ def members(tmp_path: Path) -> Iterator[Members]:
         yield found
 
 
+@pytest.mark.long
 def test_members_are_killed_stand_still_join_and_leave_and_hold_the_same_weights(members: Members) -> None:
     for name in "abc":
         members.start(name)
