@@ -37,7 +37,7 @@ case $what in
     fi
     if needed clippy clippy; then
       # Once as it is shipped, and once with all that only tests and fuzzers have.
-      cargo clippy --quiet --locked --all-targets -- -D warnings
+      cargo clippy --quiet --locked --lib -- -D warnings
       cargo clippy --quiet --locked --all-targets --features faults,fuzzing -- -D warnings
     fi
     ;;

@@ -38,7 +38,7 @@ def test_a_check_looks_at_what_is_shipped_and_at_what_only_tests_and_fuzzers_hav
     assert done == [
         "fmt --check",
         "fmt --check --manifest-path fuzz/Cargo.toml",
-        "clippy --quiet --locked --all-targets -- -D warnings",
+        "clippy --quiet --locked --lib -- -D warnings",
         "clippy --quiet --locked --all-targets --features faults,fuzzing -- -D warnings",
     ]
 
