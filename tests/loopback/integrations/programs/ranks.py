@@ -59,7 +59,6 @@ def serve(request: dict[str, Any]) -> None:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    torch.set_num_threads(1)
     children: dict[int, tuple[str, int]] = {}
     stores: list[int] = []
     for name, count in request["scenarios"].items():
@@ -110,6 +109,7 @@ def be_rank(module: object, name: str, rank: int, world_size: int, port: int, ou
         file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         os.dup2(file, 1)
         os.dup2(file, 2)
+        torch.set_num_threads(1)  # makes this process' pool of threads; two of its threads that need one at once crash
         os.environ.update(
             RANK=str(rank),
             WORLD_SIZE=str(world_size),
