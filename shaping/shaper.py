@@ -21,13 +21,13 @@ from shaping.ingress import Ingress
 from shaping.journal import Journal
 from shaping.kernel_api import Classifier, Kernel
 from shaping.model.names import LEAF_MINOR, MARK_MINOR
-from shaping.model.observations import Attachment, Capabilities, IngressAttachment, InterfaceCounters, SegmentState
-from shaping.model.shapes import IngressShape, InterfaceShape
+from shaping.model.observations import Attachment, Capabilities, InterfaceCounters, SegmentState
+from shaping.model.shapes import InterfaceShape
 from shaping.model.tree import Operation, Tree
 
 
 class Shaper:
-    """The kernel side of a broker, for every interface that it was given."""
+    """The kernel side of a broker, for every interface that it was given. `ingress` shapes what arrives."""
 
     def __init__(self, kernel: Kernel, journal: Journal, *, classifier: Classifier | None = None) -> None:
         """Nothing is touched yet.
@@ -40,7 +40,7 @@ class Shaper:
         self._classification = Classification(kernel, classifier)
         self._segments = Segments(kernel, journal)
         self._egress = Egress(kernel, journal)
-        self._ingress = Ingress(kernel, journal)
+        self.ingress = Ingress(kernel, journal, capabilities=lambda: self.capabilities)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -159,52 +159,6 @@ class Shaper:
         """
         return self._egress.counters(interface)
 
-    def attach_ingress(self, shape: IngressShape) -> IngressAttachment:
-        """Shape what arrives at an interface, attached or not, on an IFB: make one, or adopt ours that is there.
-
-        Raises:
-            ConfigurationError: no such interface; somebody else has something at its ingress.
-            ShapingError: the kernel has no IFB, mirred or u32, or refused; everything arrives as before.
-            ValueError: a shape that cannot be; nothing was touched.
-        """
-        return self._ingress.attach(shape, self.capabilities)
-
-    def apply_ingress(self, shape: IngressShape) -> tuple[Operation, ...]:
-        """Bring an attached ingress to `shape`, losing no packet, as `apply`.
-
-        Raises:
-            ConfigurationError: not attached.
-            ShapingError: the kernel side failed.
-        """
-        return self._ingress.apply(shape, self.capabilities)
-
-    def check_ingress(self, interface: str) -> bool:
-        """Whether what arrives still finds its IFB; where not, it arrives unshaped from here on, and nothing is lost.
-
-        Two microseconds: for every tick, and for every event of a link. False means that the ingress is not attached
-        any more; attach it again.
-        """
-        return self._ingress.check(interface)
-
-    def verify_ingress(self, interface: str) -> bool:
-        """Whether the kernel still has what was last applied. If not, attach again.
-
-        Raises:
-            ConfigurationError: not attached, or the interface is gone.
-        """
-        return self._ingress.verify(interface)
-
-    def ingress_counters(self, interface: str) -> InterfaceCounters:
-        """Read the classes of what arrives; errors as of `counters`."""
-        return self._ingress.counters(interface)
-
-    def detach_ingress(self, interface: str) -> tuple[str, ...]:
-        """Let everything arrive as before, and delete the IFB; sentences on what could not be done.
-
-        Also for what a former process left. Harmless where nothing of ours is.
-        """
-        return self._ingress.detach(interface)
-
     def observe(self, interface: str) -> Tree | None:
         """The tree of ours that is there now, or None."""
         return self._kernel.observe(interface)
@@ -217,7 +171,7 @@ class Shaper:
         """
         classified = self._classification.forget(interface)
         try:
-            notes = self._ingress.detach(interface)
+            notes = self.ingress.detach(interface)
         except (HiveError, OSError) as error:  # an IFB that stays is no reason to leave the root as it is
             undo_after(error, lambda: self._give_back(interface, classified=classified))
             raise
@@ -238,7 +192,7 @@ class Shaper:
         self._egress.release(interface)
         self._classification.forget(interface)
         self._segments.release(interface)
-        self._ingress.release(interface)
+        self.ingress.release(interface)
 
     def clear(self) -> tuple[str, ...]:
         """Remove all that is ours from this network namespace, whoever made it: trees, IFBs, programs, journal
@@ -258,7 +212,7 @@ class Shaper:
                 notes.extend(self.detach(interface) or (f"{interface}: put back what was there before",))
             except (HiveError, OSError) as error:
                 refused.append(error)
-        notes.extend(self._ingress.clear(refused))
+        notes.extend(self.ingress.clear(refused))
         try:
             notes.extend(self._classification.clear())
         except ShapingError as error:

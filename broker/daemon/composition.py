@@ -193,7 +193,7 @@ def compose(given: Environment, options: Options, journal: Journal) -> Component
     shaper = Shaper(given.kernel, journal, classifier=given.classifier)
     egress_trees = EgressTrees(shaper, log=log, clock=clock, take_over=options.take_over)
     receivers = InboundRules(log=log, clock=clock)
-    ingress_trees = IngressTrees(shaper, receivers=receivers, log=log, clock=clock)
+    ingress_trees = IngressTrees(shaper.ingress, receivers=receivers, log=log, clock=clock)
     socket_marks = SocketMarks(given.mark, egress_trees.mark_minor)
     probes = Probes(mark=socket_marks.mark_control, log=log, clock=clock)
     shaped_interfaces = ShapedInterfaces(

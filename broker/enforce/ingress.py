@@ -17,10 +17,10 @@ from broker.measure.flow_table import PassedSocket
 from broker.model.values import Alarm, Allocation, ClassSample, InterfaceAllocation
 from broker.policy.types import Policy
 from hive_qos.errors import HiveError
+from shaping.ingress import Ingress
 from shaping.model.names import is_ours
 from shaping.model.shapes import IngressShape, Rule
 from shaping.netlink.link_events import LinkChanges
-from shaping.shaper import Shaper
 
 RETRY_S = 5.0
 """After the kernel refused something: what it refuses now it mostly refuses in a second, too."""
@@ -50,8 +50,8 @@ class IngressTrees:
         receivers: classifies what arrives at passed sockets.
     """
 
-    def __init__(self, shaper: Shaper, *, receivers: InboundRules, log: Log, clock: Callable[[], float]) -> None:
-        self._shaper, self._inbound_rules, self._log, self._clock = shaper, receivers, log, clock
+    def __init__(self, ingress: Ingress, *, receivers: InboundRules, log: Log, clock: Callable[[], float]) -> None:
+        self._ingress, self._inbound_rules, self._log, self._clock = ingress, receivers, log, clock
         self._held: dict[str, _Ingress] = {}
 
     @property
@@ -70,7 +70,7 @@ class IngressTrees:
         if entry is None or not entry.attached:
             return ()
         try:
-            counters = self._shaper.ingress_counters(interface)
+            counters = self._ingress.counters(interface)
         except (HiveError, OSError):  # the next check of the IFB reports the problem
             return None
         return samples_of(counters.classes)
@@ -103,7 +103,7 @@ class IngressTrees:
             if not entry.attached:
                 continue
             try:
-                leads_there = self._shaper.check_ingress(name)
+                leads_there = self._ingress.check(name)
             except (HiveError, OSError) as problem:  # the next look may find out
                 self._warn(entry, f"what arrives may not find its IFB any more: {problem}")
                 continue
@@ -144,13 +144,13 @@ class IngressTrees:
             return True
         try:
             if entry.attached and now_s - entry.verified_at_s >= VERIFY_S:
-                entry.attached, entry.verified_at_s = self._shaper.verify_ingress(shape.interface), now_s
+                entry.attached, entry.verified_at_s = self._ingress.verify(shape.interface), now_s
             if not entry.attached:
-                made = self._shaper.attach_ingress(shape)
+                made = self._ingress.attach(shape)
                 self._log.info("ingress-shaped", interface=shape.interface, device=made.device, adopted=made.adopted)
                 entry.attached_at_s = entry.verified_at_s = now_s
             elif entry.shape != shape:
-                self._shaper.apply_ingress(shape)
+                self._ingress.apply(shape)
             else:
                 return True
         except (HiveError, OSError, ValueError) as problem:
@@ -172,7 +172,7 @@ class IngressTrees:
 
     def _detach(self, interface: str) -> None:
         try:
-            for note in self._shaper.detach_ingress(interface):
+            for note in self._ingress.detach(interface):
                 self._log.warning("ingress-note", interface=interface, note=note)
         except (HiveError, OSError) as problem:
             self._log.error("ingress-release-failed", interface=interface, error=str(problem))

@@ -96,9 +96,9 @@ def redirected(bench: Bench) -> bool:
 
 def by_class(shaper: Shaper, receive: Callable[[], object]) -> dict[str, int]:
     """Packets of about a kilobyte that each class let arrive meanwhile."""
-    before = shaper.ingress_counters(INTERFACE).classes
+    before = shaper.ingress.counters(INTERFACE).classes
     receive()
-    after = shaper.ingress_counters(INTERFACE).classes
+    after = shaper.ingress.counters(INTERFACE).classes
     grown = {name: (after[name].sent_bytes - before[name].sent_bytes) // PAYLOAD_BYTES for name in CLASS_NAMES}
     return {name: count for name, count in grown.items() if count}
 
@@ -108,12 +108,12 @@ def test_what_arrives_is_told_by_port_codepoint_and_source(
     shaper: Shaper, arrivals: Arrivals, family: socket.AddressFamily
 ) -> None:
     rules = (Rule("storage", port=STORAGE_PORT), Rule("compute", dscp=18))
-    shaper.attach_ingress(arriving(rules=rules))
+    shaper.ingress.attach(arriving(rules=rules))
     assert by_class(shaper, lambda: arrivals.count(family)) == {"other": 10}
     assert by_class(shaper, lambda: arrivals.count(family, port=STORAGE_PORT)) == {"storage": 10}
     assert by_class(shaper, lambda: arrivals.count(family, dscp=18)) == {"compute": 10}
     sources = (Rule("control", address="10.211.0.2"), Rule("control", address="fd21::2"))
-    assert shaper.apply_ingress(arriving(rules=(*rules, *sources)))
+    assert shaper.ingress.apply(arriving(rules=(*rules, *sources)))
     assert by_class(shaper, lambda: arrivals.count(family)) == {"control": 10}
     assert by_class(shaper, lambda: arrivals.count(family, port=STORAGE_PORT)) == {"storage": 10}
 
@@ -128,7 +128,7 @@ with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as sock:
 
 def test_tcp_gets_the_rate_of_its_class_and_no_more(shaper: Shaper, bench: Bench) -> None:
     shape = arriving(storage=8 * MBIT, storage_ceil=20 * MBIT, rules=(Rule("storage", port=STORAGE_PORT),))
-    shaper.attach_ingress(shape)
+    shaper.ingress.attach(shape)
     with entered(bench.sender), socket.socket() as listener:
         listener.bind((SENDER[socket.AF_INET], STORAGE_PORT))
         listener.listen()
@@ -150,7 +150,7 @@ def test_tcp_gets_the_rate_of_its_class_and_no_more(shaper: Shaper, bench: Bench
                 connection.recv(1 << 20)
                 found = most_of(bits_per_s, lambda rate: rate > 17 * MBIT)
                 assert found < 21 * MBIT
-                shaper.apply_ingress(arriving(rules=shape.rules))  # up to the capacity
+                shaper.ingress.apply(arriving(rules=shape.rules))  # up to the capacity
                 most_of(bits_per_s, lambda rate: rate > 34 * MBIT)
         finally:
             sending.kill()
@@ -161,8 +161,8 @@ def test_tcp_gets_the_rate_of_its_class_and_no_more(shaper: Shaper, bench: Bench
 def test_an_ifb_that_fails_is_noticed_and_what_arrives_goes_on_and_is_shaped_again(
     shaper: Shaper, bench: Bench, arrivals: Arrivals, device: str, harm: str
 ) -> None:
-    shaper.attach_ingress(arriving())
-    assert shaper.check_ingress(INTERFACE)
+    shaper.ingress.attach(arriving())
+    assert shaper.ingress.check(INTERFACE)
     assert arrivals.count() == 10
     with entered(bench.sender):
         events = LinkEvents()
@@ -175,11 +175,11 @@ def test_an_ifb_that_fails_is_noticed_and_what_arrives_goes_on_and_is_shaped_aga
             tool("ip", "-n", bench.sender, "link", "set", device, "up")
     assert device in events.changes().names
     events.close()
-    assert not shaper.check_ingress(INTERFACE)
+    assert not shaper.ingress.check(INTERFACE)
     assert not redirected(bench)
     assert arrivals.count() == 10
-    assert shaper.attach_ingress(arriving()).adopted == (harm == "down")
-    assert shaper.verify_ingress(INTERFACE)
+    assert shaper.ingress.attach(arriving()).adopted == (harm == "down")
+    assert shaper.ingress.verify(INTERFACE)
     assert by_class(shaper, arrivals.count) == {"other": 10}
 
 
@@ -194,7 +194,7 @@ from shaping.shaper import Shaper
 from shaping_contract import make_shape
 shape = make_shape("v0")
 wanted = IngressShape("v0", shape.capacity_bits_per_s, shape.classes)
-Shaper(RealKernel(), Journal(Path(sys.argv[1]))).attach_ingress(wanted)
+Shaper(RealKernel(), Journal(Path(sys.argv[1]))).ingress.attach(wanted)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -220,11 +220,11 @@ def test_after_a_kill_everything_arrives_and_the_next_start_adopts(
 ) -> None:
     crash(bench, tmp_path)
     assert arrivals.count() == 10
-    attachment = shaper.attach_ingress(arriving(storage=6 * MBIT))
+    attachment = shaper.ingress.attach(arriving(storage=6 * MBIT))
     assert attachment.adopted
     assert len(attachment.operations) == 2
     assert arrivals.count() == 10
-    assert shaper.detach_ingress(INTERFACE) == ()
+    assert shaper.ingress.detach(INTERFACE) == ()
     assert Journal(tmp_path).interfaces() == ()
 
 
@@ -268,7 +268,7 @@ def test_the_watchdog_lets_everything_arrive_when_the_daemon_is_dead_or_hangs(
         if end == "silence":
             ours.send(b"q")
         process.wait(LIMIT_S)
-    assert shaper.attach_ingress(arriving()).adopted == (harm == "none")
+    assert shaper.ingress.attach(arriving()).adopted == (harm == "none")
     assert redirected(bench)
 
 
@@ -290,7 +290,7 @@ def test_somebody_elses_ingress_is_refused_and_left(shaper: Shaper, bench: Bench
             bench.tc(*SOMEBODYS_FILTER.split())
         before = everything(bench), bench.tc("filter", "show", "dev", INTERFACE, "ingress")
         with pytest.raises(ConfigurationError, match="somebody has a qdisc"):
-            shaper.attach_ingress(arriving())
+            shaper.ingress.attach(arriving())
         shaper.clear()
         assert (everything(bench), bench.tc("filter", "show", "dev", INTERFACE, "ingress")) == before
     finally:
@@ -298,10 +298,10 @@ def test_somebody_elses_ingress_is_refused_and_left(shaper: Shaper, bench: Bench
 
 
 def test_a_filter_that_somebody_adds_beside_ours_outlives_us(shaper: Shaper, bench: Bench, device: str) -> None:
-    shaper.attach_ingress(arriving())
+    shaper.ingress.attach(arriving())
     bench.tc(*SOMEBODYS_FILTER.split())
     try:
-        shaper.detach_ingress(INTERFACE)
+        shaper.ingress.detach(INTERFACE)
         assert not redirected(bench)
         assert "pref 7" in bench.tc("filter", "show", "dev", INTERFACE, "ingress")
         assert device not in tool("ip", "-n", bench.sender, "-br", "link")
@@ -315,13 +315,13 @@ def test_taking_the_ingress_away_loses_nothing_of_what_waits_in_it(shaper: Shape
         slow,
         classes=tuple(replace(one, ceil_bits_per_s=40_000) if one.name == "other" else one for one in slow.classes),
     )
-    shaper.attach_ingress(slow)
+    shaper.ingress.attach(slow)
     with entered(bench.sender), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sink:
         sink.bind((SENDER[socket.AF_INET], 9))
         sink.settimeout(LIMIT_S)
         with entered(bench.receiver), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
             for number in range(50):
                 sock.sendto(number.to_bytes(2, "big") + bytes(PAYLOAD_BYTES), (SENDER[socket.AF_INET], 9))
-        assert shaper.ingress_counters(INTERFACE).classes["other"].backlog_packets > 10
-        shaper.detach_ingress(INTERFACE)
+        assert shaper.ingress.counters(INTERFACE).classes["other"].backlog_packets > 10
+        shaper.ingress.detach(INTERFACE)
         assert [int.from_bytes(sink.recv(2000)[:2], "big") for _ in range(50)] == list(range(50))

@@ -37,7 +37,7 @@ class Host:
         self.bench, self._now_s = bench, 0.0
         clock = lambda: self._now_s  # noqa: E731
         self._egress_trees = IngressTrees(
-            shaper, receivers=InboundRules(log=open_log(), clock=clock), log=open_log(), clock=clock
+            shaper.ingress, receivers=InboundRules(log=open_log(), clock=clock), log=open_log(), clock=clock
         )
         decided = decide(now_s=0.0, state=State(), measurements=Measurements(), policy=POLICY).allocation
         ingress = tuple(replace(one, in_kernel=True) for one in decided.interfaces)

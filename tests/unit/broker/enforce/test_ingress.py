@@ -35,7 +35,7 @@ class Host:
         self.kernel, self.now_s = FakeKernel(NAMES), 0.0
         self.shaper = Shaper(self.kernel, Journal(folder))
         self.egress_trees = IngressTrees(
-            self.shaper,
+            self.shaper.ingress,
             receivers=InboundRules(log=open_log(), clock=lambda: self.now_s),
             log=open_log(),
             clock=lambda: self.now_s,
@@ -158,7 +158,7 @@ def test_whatever_was_counted_is_told_of_both_directions_alike(host: Host, monke
     out.attach(shape_of(host.wanted.interfaces[0], rules=()))
     reported = InterfaceCounters("eth0", classes=counted, direct_packets=0)
     monkeypatch.setattr(shaper, "counters", lambda *_, **__: reported)
-    monkeypatch.setattr(shaper, "ingress_counters", lambda _: reported)
+    monkeypatch.setattr(shaper.ingress, "counters", lambda _: reported)
     samples = host.egress_trees.read("eth0")
     assert samples == out.read("eth0", fresh_s=0.0)[0]
     assert samples is not None

@@ -32,7 +32,7 @@ def kernel() -> FakeKernel:
 def egress_trees(kernel: FakeKernel, tmp_path: Path) -> IngressTrees:
     """One that shapes what arrives at eth0."""
     egress_trees = IngressTrees(
-        Shaper(kernel, Journal(tmp_path)),
+        Shaper(kernel, Journal(tmp_path)).ingress,
         receivers=InboundRules(log=open_log(), clock=lambda: 0.0),
         log=open_log(),
         clock=lambda: 0.0,

@@ -56,16 +56,16 @@ def watched() -> WatchedKernel:
 
 def test_it_comes_and_goes_without_losing_what_arrives(watched: WatchedKernel, journal: Journal) -> None:
     shaper = Shaper(watched, journal)
-    attachment = shaper.attach_ingress(arriving())
+    attachment = shaper.ingress.attach(arriving())
     assert (attachment.device, attachment.adopted) == (DEVICE, False)
     assert journal.read_ingress("eth0") == DEVICE
-    assert shaper.check_ingress("eth0")
-    assert shaper.verify_ingress("eth0")
-    assert shaper.apply_ingress(arriving()) == ()
-    assert shaper.apply_ingress(arriving(storage=7 * MBIT))
-    assert shaper.verify_ingress("eth0")
-    assert set(shaper.ingress_counters("eth0").classes) >= {"storage", "other"}
-    assert shaper.detach_ingress("eth0") == ()
+    assert shaper.ingress.check("eth0")
+    assert shaper.ingress.verify("eth0")
+    assert shaper.ingress.apply(arriving()) == ()
+    assert shaper.ingress.apply(arriving(storage=7 * MBIT))
+    assert shaper.ingress.verify("eth0")
+    assert set(shaper.ingress.counters("eth0").classes) >= {"storage", "other"}
+    assert shaper.ingress.detach("eth0") == ()
     assert (watched.redirection("eth0"), watched.ifbs(), watched.lost) == (None, (), 0)
     assert list(journal.directory.iterdir()) == []
 
@@ -73,7 +73,7 @@ def test_it_comes_and_goes_without_losing_what_arrives(watched: WatchedKernel, j
 def test_the_journal_is_written_before_anything_is_made(kernel: FakeKernel, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"):
-        Shaper(kernel, Journal(tmp_path / "file")).attach_ingress(arriving())
+        Shaper(kernel, Journal(tmp_path / "file")).ingress.attach(arriving())
     assert (kernel.ifbs(), kernel.redirection("eth0")) == ((), None)
 
 
@@ -86,7 +86,7 @@ def test_whatever_is_refused_everything_arrives_as_before_and_nothing_is_left(
     else:
         watched.reject_redirect = REFUSED
     with pytest.raises(ShapingError):
-        Shaper(watched, journal).attach_ingress(arriving())
+        Shaper(watched, journal).ingress.attach(arriving())
     assert (watched.ifbs(), watched.redirection("eth0"), watched.lost) == ((), None, 0)
     assert journal.interfaces() == ()
 
@@ -94,7 +94,7 @@ def test_whatever_is_refused_everything_arrives_as_before_and_nothing_is_left(
 def test_without_privilege_nothing_is_left_in_the_journal(journal: Journal) -> None:
     kernel = FakeKernel(privileged=False)
     with pytest.raises(PrivilegeError):
-        Shaper(kernel, journal).attach_ingress(arriving())
+        Shaper(kernel, journal).ingress.attach(arriving())
     assert journal.interfaces() == ()
 
 
@@ -102,7 +102,7 @@ def test_without_privilege_nothing_is_left_in_the_journal(journal: Journal) -> N
 def test_a_kernel_that_cannot_says_so(lacking: Capabilities, journal: Journal) -> None:
     kernel = FakeKernel(capabilities=lacking)
     with pytest.raises(ShapingError, match=r"this kernel has no (u32|HTB)"):
-        Shaper(kernel, journal).attach_ingress(replace(arriving()))
+        Shaper(kernel, journal).ingress.attach(replace(arriving()))
     assert (kernel.ifbs(), kernel.redirection("eth0")) == ((), None)
 
 
@@ -113,7 +113,7 @@ def test_a_kernel_that_cannot_says_so(lacking: Capabilities, journal: Journal) -
 def test_somebody_elses_ingress_is_refused_and_stays(kernel: FakeKernel, journal: Journal, hook: Redirection) -> None:
     kernel.set_ingress("eth0", hook)
     with pytest.raises(ConfigurationError, match="somebody has a qdisc"):
-        Shaper(kernel, journal).attach_ingress(arriving())
+        Shaper(kernel, journal).ingress.attach(arriving())
     assert (kernel.redirection("eth0"), kernel.ifbs(), journal.interfaces()) == (hook, (), ())
 
 
@@ -141,16 +141,16 @@ def _deleted(kernel: FakeKernel) -> None:
 def test_the_next_start_adopts_whatever_a_crash_left(
     kernel: FakeKernel, journal: Journal, meanwhile: Callable[[FakeKernel], None]
 ) -> None:
-    Shaper(kernel, journal).attach_ingress(arriving())
+    Shaper(kernel, journal).ingress.attach(arriving())
     kernel.enqueue(DEVICE, 0x310, 3)
     meanwhile(kernel)
     shaper = Shaper(kernel, Journal(journal.directory))
-    attachment = shaper.attach_ingress(arriving())
+    attachment = shaper.ingress.attach(arriving())
     assert attachment.adopted == (meanwhile is not _deleted)
     assert kernel.arrives("eth0")
-    assert shaper.verify_ingress("eth0")
+    assert shaper.ingress.verify("eth0")
     assert kernel.purged_packets == (3 if meanwhile is _deleted else 0)
-    shaper.detach_ingress("eth0")
+    shaper.ingress.detach("eth0")
     assert (kernel.ifbs(), kernel.redirection("eth0")) == ((), None)
 
 
@@ -159,26 +159,26 @@ def test_a_look_at_a_broken_ifb_lets_everything_arrive_and_the_next_attach_mends
     kernel: FakeKernel, journal: Journal, harm: Callable[[FakeKernel], None]
 ) -> None:
     shaper = Shaper(kernel, journal)
-    shaper.attach_ingress(arriving())
+    shaper.ingress.attach(arriving())
     harm(kernel)
     assert not kernel.arrives("eth0")
-    assert not shaper.check_ingress("eth0")
+    assert not shaper.ingress.check("eth0")
     assert kernel.arrives("eth0")
     with pytest.raises(ConfigurationError, match="not attached"):
-        shaper.apply_ingress(arriving())
-    shaper.attach_ingress(arriving())
-    assert shaper.check_ingress("eth0")
+        shaper.ingress.apply(arriving())
+    shaper.ingress.attach(arriving())
+    assert shaper.ingress.check("eth0")
 
 
 def test_a_look_that_is_refused_is_repeated(kernel: FakeKernel, journal: Journal) -> None:
     shaper = Shaper(kernel, journal)
-    shaper.attach_ingress(arriving())
+    shaper.ingress.attach(arriving())
     kernel.stop_device(DEVICE)
     kernel.privileged = False
     with pytest.raises(PrivilegeError):
-        shaper.check_ingress("eth0")
+        shaper.ingress.check("eth0")
     kernel.privileged = True
-    assert not shaper.check_ingress("eth0")
+    assert not shaper.ingress.check("eth0")
     assert kernel.arrives("eth0")
 
 
@@ -187,11 +187,11 @@ def test_giving_an_interface_back_gives_both_directions_back_and_a_new_name_take
 ) -> None:
     shaper = Shaper(kernel, journal)
     shaper.attach(make_shape("eth0"))
-    shaper.attach_ingress(arriving())
+    shaper.ingress.attach(arriving())
     kernel.rename("eth0", "lan0")
     shaper.release("eth0")
     journal.rename({"eth0": "lan0"})
-    assert shaper.attach_ingress(arriving("lan0")).adopted
+    assert shaper.ingress.attach(arriving("lan0")).adopted
     shaper.attach(make_shape("lan0"))
     assert shaper.detach("lan0") == ()
     assert (kernel.ifbs(), kernel.redirection("lan0"), kernel.observe("lan0")) == ((), None, None)
@@ -204,7 +204,7 @@ def test_an_ifb_that_cannot_be_given_back_keeps_neither_root_nor_segments(
 ) -> None:
     shaper = Shaper(kernel, journal)
     shaper.attach(replace(make_shape("eth0"), gso_max_segs=2))
-    shaper.attach_ingress(arriving())
+    shaper.ingress.attach(arriving())
     with monkeypatch.context() as patch:
         patch.setattr(kernel, step, _refuse)
         with pytest.raises(KernelRejectedError):
@@ -216,7 +216,7 @@ def test_an_ifb_that_cannot_be_given_back_keeps_neither_root_nor_segments(
         with pytest.raises(KernelRejectedError):
             Shaper(kernel, journal).clear()
         assert kernel.observe("eth0") is None
-    assert shaper.detach_ingress("eth0") == ()
+    assert shaper.ingress.detach("eth0") == ()
     assert (kernel.ifbs(), kernel.redirection("eth0"), journal.interfaces()) == ((), None, ())
 
 
@@ -225,9 +225,9 @@ def test_an_ifb_that_does_not_drain_is_deleted_all_the_same(
     kernel: FakeKernel, journal: Journal, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     shaper = Shaper(kernel, journal)
-    shaper.attach_ingress(arriving())
+    shaper.ingress.attach(arriving())
     monkeypatch.setattr(kernel, step, _refuse)
-    assert shaper.detach_ingress("eth0") == ()
+    assert shaper.ingress.detach("eth0") == ()
     assert (kernel.ifbs(), kernel.redirection("eth0"), journal.interfaces()) == ((), None, ())
 
 
@@ -241,21 +241,21 @@ def test_an_interface_that_was_renamed_is_given_back_by_its_number(
     kernel: FakeKernel, journal: Journal, crashed: bool, another: bool
 ) -> None:
     shaper = Shaper(kernel, journal)
-    shaper.attach_ingress(arriving())
+    shaper.ingress.attach(arriving())
     kernel.rename("eth0", "hidden")
     if another:
         kernel.rename("eth1", "eth0")
-    (Shaper(kernel, journal) if crashed else shaper).detach_ingress("eth0")
+    (Shaper(kernel, journal) if crashed else shaper).ingress.detach("eth0")
     assert kernel.arrives("hidden")
     assert (kernel.ifbs(), kernel.redirection("hidden"), journal.interfaces()) == ((), None, ())
 
 
 def test_a_look_at_a_broken_ifb_finds_its_interface_under_a_new_name(kernel: FakeKernel, journal: Journal) -> None:
     shaper = Shaper(kernel, journal)
-    shaper.attach_ingress(arriving())
+    shaper.ingress.attach(arriving())
     kernel.rename("eth0", "hidden")
     kernel.delete_ifb(DEVICE)
-    assert not shaper.check_ingress("eth0")
+    assert not shaper.ingress.check("eth0")
     assert kernel.arrives("hidden")
 
 
@@ -263,7 +263,7 @@ def test_a_look_at_a_broken_ifb_finds_its_interface_under_a_new_name(kernel: Fak
 def test_what_the_journal_does_not_tell_the_interfaces_number_does(
     kernel: FakeKernel, journal: Journal, journalled: str
 ) -> None:
-    Shaper(kernel, journal).attach_ingress(arriving())
+    Shaper(kernel, journal).ingress.attach(arriving())
     (entry,) = journal.directory.iterdir()
     match journalled:
         case "lost":
@@ -273,13 +273,13 @@ def test_what_the_journal_does_not_tell_the_interfaces_number_does(
         case _:  # as when it cannot be written anew
             kernel.rename("eth0", "lan0")
     name = "lan0" if "lan0" in kernel.interfaces() else "eth0"
-    notes = Shaper(kernel, journal).detach_ingress(name)
+    notes = Shaper(kernel, journal).ingress.detach(name)
     assert bool(notes) == (journalled == "damaged")
     assert (kernel.ifbs(), kernel.redirection(name)) == ((), None)
 
 
 def test_clearing_finds_what_no_journal_knows(kernel: FakeKernel, journal: Journal, tmp_path: Path) -> None:
-    Shaper(kernel, journal).attach_ingress(arriving())
+    Shaper(kernel, journal).ingress.attach(arriving())
     notes = Shaper(kernel, Journal(tmp_path / "another")).clear()
     assert f"{DEVICE}: removed" in notes
     assert (kernel.ifbs(), kernel.redirection("eth0")) == ((), None)
@@ -313,11 +313,11 @@ def test_once_looked_at_everything_arrives_whatever_happened_before(actions: lis
         try:
             match action:
                 case "attach":
-                    shaper.attach_ingress(shape)
+                    shaper.ingress.attach(shape)
                 case "apply":
-                    shaper.apply_ingress(shape)
+                    shaper.ingress.apply(shape)
                 case "detach":
-                    shaper.detach_ingress("eth0")
+                    shaper.ingress.detach("eth0")
                 case "down" if DEVICE in kernel.ifbs():
                     kernel.stop_device(DEVICE)
                 case "delete":
@@ -331,12 +331,12 @@ def test_once_looked_at_everything_arrives_whatever_happened_before(actions: lis
                     kernel.reject_next = (AddFilter, REFUSED)
         except (ConfigurationError, KernelRejectedError):
             pass
-        shaper.check_ingress("eth0")
+        shaper.ingress.check("eth0")
         assert kernel.arrives("eth0"), action
     kernel.reject_next = None
-    shaper.attach_ingress(arriving())
-    assert shaper.verify_ingress("eth0")
-    shaper.detach_ingress("eth0")
+    shaper.ingress.attach(arriving())
+    assert shaper.ingress.verify("eth0")
+    shaper.ingress.detach("eth0")
     assert (kernel.ifbs(), kernel.redirection("eth0"), journal.interfaces()) == ((), None, ())
 
 
