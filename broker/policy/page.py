@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from broker.policy.listen import read_listen
-from broker.policy.people import Reader
+from broker.policy.reader import Reader
 from broker.policy.types import PagePolicy
 
 KEYS = ("listen", "names")

@@ -6,12 +6,11 @@ import datetime
 import difflib
 import re
 import zoneinfo
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any
 
+from broker.policy.reader import Reader
 from broker.policy.types import CLASS_NAMES, ClassOverride, JobPolicy, SchedulePolicy, Share
-
-T = TypeVar("T")
 
 JOBS_MAX = 64
 """Entries; a pattern stands for as many jobs as it fits."""
@@ -29,30 +28,6 @@ DAY_MINUTES = 24 * 60  # by the clock: a day on which clocks change has as many
 JOB_KEYS = ("weight", "guarantee", "ceiling", "uid")
 SCHEDULE_KEYS = ("name", "days", "from", "to", "timezone", "class")
 OVERRIDE_KEYS = ("guarantee", "floor", "ceiling", "weight", "priority")
-
-
-class Reader(Protocol):
-    """What the reader of the whole file does for its sections."""
-
-    def problem(self, key: str, value: object, reason: str) -> None:
-        """Note a mistake."""
-
-    def known(self, raw: Mapping[str, Any], *, keys: Iterable[str], prefix: str) -> bool:
-        """Note keys that nobody knows."""
-
-    def table(self, raw: Mapping[str, Any], key: str, *, prefix: str) -> Mapping[str, Any]:
-        """Take out a section; an empty one where there is none."""
-
-    def parsed(
-        self, raw: Mapping[str, Any], key: str, parse: Callable[[str], T], *, prefix: str, default: T, hint: str = ""
-    ) -> T:
-        """Take out and parse a text."""
-
-    def weight(self, raw: Mapping[str, Any], *, prefix: str, default: float) -> float:
-        """Take out a weight."""
-
-    def integer(self, raw: Mapping[str, Any], key: str, *, prefix: str, high: int) -> int:
-        """Take out a whole number from 0; 0 where it is none."""
 
 
 def read_jobs(reader: Reader, raw: Mapping[str, Any], *, share: Callable[[str], Share]) -> tuple[JobPolicy, ...]:

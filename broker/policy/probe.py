@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Mapping
 from typing import Any
 
-from broker.policy.people import Reader
+from broker.policy.reader import Reader
 from broker.policy.types import ProbePolicy
 from hive_qos.units import parse_duration_s
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from broker.policy.people import Reader, read_time, read_timezone
+from broker.policy.people import read_time, read_timezone
+from broker.policy.reader import Reader
 from broker.policy.types import StorageProgram
 
 KEYS = ("name", "kind", "url", "key_file", "ca_file", "deadline", "timezone", "limit")

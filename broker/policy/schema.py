@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from broker.policy import known_programs, people, probe, programs, toml
+from broker.policy import known_programs, people, probe, programs, reader, toml
 from broker.policy.peers import ENGINES
 from broker.policy.types import CLASS_NAMES
 
@@ -35,7 +35,7 @@ SHARE = _text(f"{_SHARE}|{_RATE}", examples=["20 %", "10 Mbit/s"])
 DURATION = _text(rf"\s*{_NUMBER}\s*(ms|s|min|h)\s*", examples=["60 s", "250 ms"])
 ABSOLUTE = _text(r"/[^\x00-\x1f]*")
 NAME: Schema = {"type": "string", "minLength": 1}
-WEIGHT: Schema = {"type": "number", "exclusiveMinimum": 0, "maximum": toml.WEIGHT_MAX}
+WEIGHT: Schema = {"type": "number", "exclusiveMinimum": 0, "maximum": reader.WEIGHT_MAX}
 PRIORITY = _whole(0, 7)
 """Values that several sections have."""
 CLASS_FIGURES: Mapping[str, Schema] = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from broker.policy.known_programs import ALL, KNOWN_PROGRAMS
@@ -23,6 +23,7 @@ from broker.policy.probe import KEYS as PROBE_KEYS
 from broker.policy.probe import read_probe
 from broker.policy.programs import KEYS as PROGRAM_KEYS
 from broker.policy.programs import read_programs
+from broker.policy.reader import Reader
 from broker.policy.rules import DEMOTED_ONLY, check_classes, check_interfaces, check_match_count, check_people
 from broker.policy.settings import Setting, merged
 from broker.policy.types import (
@@ -31,10 +32,7 @@ from broker.policy.types import (
     DaemonPolicy,
     InterfacePolicy,
     MatchRule,
-    PagePolicy,
-    PeersPolicy,
     Policy,
-    ProbePolicy,
     Share,
 )
 from hive_qos.errors import ConfigurationError, HiveError
@@ -46,7 +44,6 @@ TICK_S_MIN, TICK_S_MAX = 0.02, 1.0
 """Below 20 ms a tick costs more than it finds out (reports come every 100 ms); above 1 s a drop is found too late."""
 GUARANTEE_WINDOW_S_MIN, GUARANTEE_WINDOW_S_MAX = 1.0, 3600.0
 """Ten ticks at least, so that an average exists; an hour at most, so that a promise is one that somebody can check."""
-WEIGHT_MAX = 1000.0
 INTERFACES_MAX, MATCH_RULES_MAX = 16, 64
 """More is a mistake in a generated file rather than a host; every rule, whatever its class, is up to eight filters that
 unmarked packets walk one by one on each interface, or two BPF programs, of which a cgroup holds 64."""
@@ -124,14 +121,8 @@ def load(text: str, *, name: str = "broker.toml", settings: Sequence[Setting] = 
     return policy
 
 
-class _Reader:
-    """Collects problems while it reads; a value that is wrong counts as its default from there on."""
-
-    def __init__(self) -> None:
-        self.problems: list[ConfigurationError] = []
-
-    def problem(self, key: str, value: object, reason: str) -> None:
-        self.problems.append(ConfigurationError(key, value, reason))
+class _Reader(Reader):
+    """Reads the whole file."""
 
     def policy(self, text: str, *, name: str, settings: Sequence[Setting]) -> Policy | None:
         try:
@@ -152,34 +143,23 @@ class _Reader:
             interfaces=self.interfaces(raw),
             classes=self.classes(raw),
             daemon=daemon,
-            peers=self.peers(raw),
-            probe=self.probe(raw),
-            page=self.page(raw),
+            peers=self.optional(raw, "peers", PEERS_KEYS, read_peers),
+            probe=self.optional(raw, "probe", PROBE_KEYS, read_probe),
+            page=self.optional(raw, "page", PAGE_KEYS, read_page),
             jobs=read_jobs(self, raw, share=_share),
             schedules=read_schedules(self, raw, share=_share),
             storage_programs=read_programs(self, raw),
         )
 
-    def peers(self, raw: Mapping[str, Any]) -> PeersPolicy | None:
-        if "peers" not in raw:
+    def optional(
+        self, raw: Mapping[str, Any], name: str, keys: Sequence[str], read: Callable[[Reader, Mapping[str, Any]], T]
+    ) -> T | None:
+        """Read a section that a file may leave out."""
+        if name not in raw:
             return None
-        section = self.table(raw, "peers", prefix="")
-        self.known(section, keys=PEERS_KEYS, prefix="peers.")
-        return read_peers(section, self.problem)
-
-    def probe(self, raw: Mapping[str, Any]) -> ProbePolicy | None:
-        if "probe" not in raw:
-            return None
-        section = self.table(raw, "probe", prefix="")
-        self.known(section, keys=PROBE_KEYS, prefix="probe.")
-        return read_probe(self, section)
-
-    def page(self, raw: Mapping[str, Any]) -> PagePolicy | None:
-        if "page" not in raw:
-            return None
-        section = self.table(raw, "page", prefix="")
-        self.known(section, keys=PAGE_KEYS, prefix="page.")
-        return read_page(self, section)
+        section = self.table(raw, name, prefix="")
+        self.known(section, keys=keys, prefix=f"{name}.")
+        return read(self, section)
 
     def interfaces(self, raw: Mapping[str, Any]) -> tuple[InterfacePolicy, ...]:
         entries = raw.get("interface", [])
@@ -201,30 +181,26 @@ class _Reader:
         if gso not in ("auto", "off"):
             reason = 'write "auto" (follows the rate) or "off" (the device\'s own stays)'
             self.problem(prefix + "gso_max_segs", gso, reason)
-        limit = gso != "off"
-        egress = raw.get("egress", "auto")
-        if egress == "auto":
-            return InterfacePolicy(name, limit_segments=limit, ingress=ingress, ingress_bits_per_s=ingress_rate)
-        rate = self.parsed(raw, "egress", parse_rate_bits_per_s, prefix=prefix, default=None, hint='"auto" or a rate')
-        if rate is not None and rate < EGRESS_BITS_PER_S_MIN:
-            least = format_rate(EGRESS_BITS_PER_S_MIN)
-            self.problem(prefix + "egress", egress, f"too slow to be shared among four classes; write at least {least}")
-            rate = None
-        return InterfacePolicy(name, rate, limit, ingress=ingress, ingress_bits_per_s=ingress_rate)
+        egress = None
+        if raw.get("egress", "auto") != "auto":
+            egress = self.rate(raw, "egress", prefix=prefix, hint='"auto" or a rate')
+        return InterfacePolicy(name, egress, gso != "off", ingress=ingress, ingress_bits_per_s=ingress_rate)
 
     def ingress(self, raw: Mapping[str, Any], *, prefix: str) -> tuple[bool, int | None]:
         """Whether the inbound direction is managed, and its rate (None: the driver's)."""
         if raw.get("ingress", "off") in ("off", "auto"):
             return raw.get("ingress", "off") == "auto", None
-        rate = self.parsed(
-            raw, "ingress", parse_rate_bits_per_s, prefix=prefix, default=None, hint='"off", "auto" or a rate'
-        )
-        if rate is not None and rate < EGRESS_BITS_PER_S_MIN:
-            least = format_rate(EGRESS_BITS_PER_S_MIN)
-            reason = f"too slow to be shared among four classes; write at least {least}"
-            self.problem(prefix + "ingress", raw["ingress"], reason)
-            rate = None
+        rate = self.rate(raw, "ingress", prefix=prefix, hint='"off", "auto" or a rate')
         return rate is not None, rate
+
+    def rate(self, raw: Mapping[str, Any], key: str, *, prefix: str, hint: str) -> int | None:
+        """What a direction of an interface carries."""
+        rate = self.parsed(raw, key, parse_rate_bits_per_s, prefix=prefix, default=None, hint=hint)
+        if rate is None or rate >= EGRESS_BITS_PER_S_MIN:
+            return rate
+        least = format_rate(EGRESS_BITS_PER_S_MIN)
+        self.problem(prefix + key, raw[key], f"too slow to be shared among four classes; write at least {least}")
+        return None
 
     def classes(self, raw: Mapping[str, Any]) -> tuple[ClassPolicy, ...]:
         table = self.table(raw, "class", prefix="")
@@ -357,53 +333,6 @@ class _Reader:
             admin_group=self.word(raw, "admin_group", default=default.admin_group),
             record_file=self.path(raw, "record_file", default="") or None,
         )
-
-    # --- single values -------------------------------------------------------------------------------------------
-
-    def known(self, raw: Mapping[str, Any], *, keys: Iterable[str], prefix: str) -> bool:
-        unknown = [key for key in raw if key not in tuple(keys)]
-        for key in unknown:
-            near = difflib.get_close_matches(key, list(keys), n=1)
-            advice = f"did you mean `{near[0]}`?" if near else f"known here: {', '.join(keys)}"
-            self.problem(prefix + key, raw[key], f"unknown key; {advice}")
-        return not unknown
-
-    def table(self, raw: Mapping[str, Any], key: str, *, prefix: str) -> Mapping[str, Any]:
-        value = raw.get(key, {})
-        if isinstance(value, dict):
-            return value
-        self.problem(prefix + key, value, f"write a section, e.g. [{prefix}{key}]")
-        return {}
-
-    def parsed(
-        self, raw: Mapping[str, Any], key: str, parse: Callable[[str], T], *, prefix: str, default: T, hint: str = ""
-    ) -> T:
-        if key not in raw:
-            return default
-        value = raw[key]
-        try:
-            if not isinstance(value, str):
-                raise ValueError(f"write {hint or 'a number with its unit'}, in quotes")
-            return parse(value)
-        except ValueError as error:
-            self.problem(prefix + key, value, str(error) + (f" ({hint})" if hint and isinstance(value, str) else ""))
-            return default
-
-    def weight(self, raw: Mapping[str, Any], *, prefix: str, default: float) -> float:
-        value = raw.get("weight", default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= WEIGHT_MAX:
-            self.problem(prefix + "weight", value, f"write a number above 0 and at most {WEIGHT_MAX:g}")
-            return default
-        return float(value)
-
-    def integer(
-        self, raw: Mapping[str, Any], key: str, *, prefix: str, high: int, low: int = 0, default: int = 0
-    ) -> int:
-        value = raw.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            self.problem(prefix + key, value, f"write a whole number from {low} to {high}")
-            return default
-        return value
 
     def path(self, raw: Mapping[str, Any], key: str, *, default: str) -> str:
         value = raw.get(key, default)
