@@ -14,7 +14,7 @@ from broker.measure.interfaces import InterfaceCounters, Links
 from broker.measure.probes import Probes
 from broker.measure.rate_watch import RateWatch
 from broker.measure.schedules import Schedules
-from broker.model.values import InterfaceSample, Measurements
+from broker.model.values import Measurements
 from broker.policy.types import Policy
 from broker.sessions.burst_table import BurstTable
 from broker.sessions.job_table import JobTable
@@ -69,12 +69,8 @@ class Collector:
             if entry.name in self._egress_trees.names:
                 samples, age_s = self._egress_trees.read(entry.name, fresh_s=fresh_s)
                 interfaces.append(
-                    InterfaceSample(
-                        name=entry.name,
-                        link_bits_per_s=self._links.link_bits_per_s(entry.name, now_s=now_s),
-                        mtu_bytes=self._links.mtu_bytes(entry.name, now_s=now_s),
-                        carrier=self._links.carrier(entry.name, now_s=now_s),
-                        carrier_changes=self._links.carrier_changes(entry.name, now_s=now_s),
+                    replace(
+                        self._links.look(entry.name, now_s=now_s),
                         counters_age_s=age_s,
                         classes=samples,
                         flows=(*probes.get(entry.name, ()), *flows.get(entry.name, ())),
@@ -95,13 +91,7 @@ class Collector:
         """The same, and the links of interfaces that we do not shape yet. Leaves of jobs and leases keep theirs."""
         held, now_s = self.measure(policy, fresh_s=fresh_s), self._clock()
         links = (
-            InterfaceSample(
-                name=entry.name,
-                link_bits_per_s=self._links.link_bits_per_s(entry.name, now_s=now_s),
-                mtu_bytes=self._links.mtu_bytes(entry.name, now_s=now_s),
-                carrier=self._links.carrier(entry.name, now_s=now_s),
-                carrier_changes=self._links.carrier_changes(entry.name, now_s=now_s),
-            )
+            self._links.look(entry.name, now_s=now_s)
             for entry in policy.interfaces
             if entry.name not in self._egress_trees.names
         )

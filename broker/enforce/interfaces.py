@@ -210,7 +210,7 @@ class ShapedInterfaces:
 
     def _note_carriers(self) -> None:
         now_s = self._clock()
-        found = {name: self._links.carrier(name, now_s=now_s) for name in sorted(self._egress_trees.names)}
+        found = {name: self._links.look(name, now_s=now_s).carrier for name in sorted(self._egress_trees.names)}
         for name, carrier in found.items():
             if carrier is False and self._carriers.get(name) is not False:
                 self._log.warning("carrier-lost", interface=name)
@@ -221,8 +221,9 @@ class ShapedInterfaces:
     def _shapes(self, allocation: Allocation, policy: Policy, class_cgroups: ClassCgroups) -> list[InterfaceShape]:
         if self._ruled is None or self._ruled[0] is not policy or self._ruled[1] != class_cgroups:
             self._ruled, self._rules = (policy, class_cgroups), rules_of(policy, class_cgroups=class_cgroups)
+        now_s = self._clock()
         lines = {
-            entry.name: line_rate(entry, link_bits_per_s=self._links.link_bits_per_s(entry.name, now_s=self._clock()))
+            entry.name: line_rate(entry, link_bits_per_s=self._links.look(entry.name, now_s=now_s).link_bits_per_s)
             for entry in policy.interfaces
         }
         shapes = []

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from msgspec import Struct
-
+from broker.model.values import InterfaceSample
 from hive_qos.errors import ShapingError
 
 SYS = Path("/sys/class/net")
@@ -191,14 +190,6 @@ class InterfaceCounters:
         os.close(self._file)
 
 
-class _Seen(Struct, frozen=True):
-    at_s: float
-    link_bits_per_s: int | None
-    mtu_bytes: int
-    carrier: bool | None
-    carrier_changes: int | None
-
-
 class Links:
     """What kernel and drivers report of links. Cached for a while; for one thread.
 
@@ -211,34 +202,22 @@ class Links:
 
     def __init__(self, look: Callable[[str], LinkState | None]) -> None:
         self._link = look
-        self._known: dict[str, _Seen] = {}
+        self._known: dict[str, tuple[float, InterfaceSample]] = {}  # with the time of the look
         self._speeds: dict[str, tuple[int, int]] = {}  # by name: number of the interface, its last speed with a carrier
-
-    def link_bits_per_s(self, interface: str, *, now_s: float) -> int | None:
-        """The link's speed, the last one while it has no carrier; None where the driver reports none that means
-        anything."""
-        return self._look(interface, now_s).link_bits_per_s
-
-    def mtu_bytes(self, interface: str, *, now_s: float) -> int:
-        """The longest packet that the link takes."""
-        return self._look(interface, now_s).mtu_bytes
-
-    def carrier(self, interface: str, *, now_s: float) -> bool | None:
-        """Whether the link has a carrier, None where the kernel does not report it."""
-        return self._look(interface, now_s).carrier
-
-    def carrier_changes(self, interface: str, *, now_s: float) -> int | None:
-        """How often the carrier changed since the interface was made, None where the kernel does not report it."""
-        return self._look(interface, now_s).carrier_changes
 
     def forget(self) -> None:
         """Links have changed: ask again."""
         self._known.clear()
 
-    def _look(self, interface: str, now_s: float) -> _Seen:
-        """Read one interface alone: a read of all of them fails at a name that is not text."""
-        known = self._known.get(interface)
-        if known is None or now_s - known.at_s > LINKS_LIFE_S:
+    def look(self, interface: str, *, now_s: float) -> InterfaceSample:
+        """Read the link of one interface alone: a read of all of them fails at a name that is not text.
+
+        Returns:
+            A sample without counters, of the speed, the MTU and the carrier. The speed is the last one while there is
+            no carrier, None where the driver reports none that means anything.
+        """
+        read_s, known = self._known.get(interface, (float("-inf"), InterfaceSample(interface)))
+        if now_s - read_s > LINKS_LIFE_S:
             try:
                 link = self._link(interface)
             except (ShapingError, OSError):  # no answer in time: ask again when this is old
@@ -246,14 +225,14 @@ class Links:
             speed = speed_mbit_per_s_of(interface)
             means = speed > 0 and driver_of(interface) not in _NO_SPEED
             reported = speed * 1_000_000 if means else None
-            known = _Seen(
-                at_s=now_s,
+            known = InterfaceSample(
+                name=interface,
                 link_bits_per_s=reported if link is None else self._lasting(interface, link, reported),
                 mtu_bytes=mtu_bytes_of(interface),
                 carrier=None if link is None else link.carrier,
                 carrier_changes=None if link is None else link.carrier_changes,
             )
-            self._known[interface] = known
+            self._known[interface] = now_s, known
         return known
 
     def _lasting(self, interface: str, link: LinkState, reported_bits_per_s: int | None) -> int | None:

@@ -153,16 +153,7 @@ def _samples(names: set[str]) -> tuple[InterfaceSample, ...]:
     now_s = time.monotonic()
     with contextlib.closing(NetlinkSocket()) as netlink:
         links = Links(partial(read_link, netlink))
-        return tuple(
-            InterfaceSample(
-                name=name,
-                link_bits_per_s=links.link_bits_per_s(name, now_s=now_s),
-                mtu_bytes=links.mtu_bytes(name, now_s=now_s),
-                carrier=links.carrier(name, now_s=now_s),
-                carrier_changes=links.carrier_changes(name, now_s=now_s),
-            )
-            for name in sorted(names)
-        )
+        return tuple(links.look(name, now_s=now_s) for name in sorted(names))
 
 
 def _found(kernel: RealKernel, names: set[str]) -> dict[str, Found]:

@@ -47,12 +47,12 @@ class Card:
 
     @property
     def bits_per_s(self) -> int | None:
-        return self.links.link_bits_per_s("eth0", now_s=self.now_s)
+        return self.links.look("eth0", now_s=self.now_s).link_bits_per_s
 
     @property
     def carrier(self) -> tuple[bool | None, int | None]:
-        name, now_s = "eth0", self.now_s
-        return self.links.carrier(name, now_s=now_s), self.links.carrier_changes(name, now_s=now_s)
+        found = self.links.look("eth0", now_s=self.now_s)
+        return found.carrier, found.carrier_changes
 
 
 @pytest.fixture
