@@ -39,7 +39,7 @@ from broker.policy.types import Policy
 from broker.process.watchdog_client import WatchdogClient
 from broker.sessions.job_table import JobTable
 from broker.sessions.program_table import ProgramTable
-from broker.sessions.server import Session
+from broker.sessions.session import Session
 
 
 class SnapshotBuilder:

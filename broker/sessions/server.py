@@ -10,15 +10,13 @@ from __future__ import annotations
 import array
 import contextlib
 import os
-import select
 import selectors
 import socket
 from collections.abc import Callable
-from typing import Protocol
 
 from broker.client.protocol import DESCRIPTORS_MAX, PACKET_BYTES_MAX
 from broker.events.log import Log
-from broker.model.token_bucket import TokenBucket, TokenBuckets
+from broker.model.token_bucket import TokenBuckets
 from broker.process.closer import SPACE
 from broker.process.closer_client import CloserClient
 from broker.process.locks import listen
@@ -35,9 +33,10 @@ from broker.sessions.messages import (
     Report,
     Unregister,
     error,
-    write,
 )
-from broker.sessions.protocol import MESSAGES_AT_ONCE, MESSAGES_PER_S, End, Phase, SessionProtocol
+from broker.sessions.protocol import End, Phase
+from broker.sessions.service import SessionService
+from broker.sessions.session import Session
 
 SESSIONS_MAX = 256
 """Programs of one host that train or store; each costs a few kilobytes and two descriptors."""
@@ -63,77 +62,6 @@ _CUT = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
 """Flags of a packet, or of descriptors, that the kernel had to cut; as a number, for an enumeration takes longer."""
 
 
-class SessionHandler(Protocol):
-    """How the daemon handles sessions' messages. Called in the loop's thread."""
-
-    def register(self, session: Session, message: Register, sockets: list[socket.socket]) -> Reply:
-        """Mark the sockets, which are only lent for the call."""
-
-    def unregister(self, session: Session, message: Unregister) -> None:
-        """Sockets are closed."""
-
-    def announce(self, session: Session, message: Announce) -> None:
-        """A burst; the answer is sent after the decision."""
-
-    def announce_end(self, session: Session, message: AnnounceEnd) -> None:
-        """A burst is over."""
-
-    def need(self, session: Session, message: Declare) -> Reply:
-        """What storage has to do."""
-
-    def program(self, session: Session, message: Program) -> Reply:
-        """How a storage program does."""
-
-    def report(self, session: Session, message: Report) -> None:
-        """Fresh measurements."""
-
-    def enter(self, session: Session, message: Enter) -> Reply:
-        """Move the peer's process into the cgroup of a class."""
-
-    def gone(self, session: Session) -> None:
-        """The session has ended; forget all of it."""
-
-
-class Session:
-    """One connected client."""
-
-    def __init__(
-        self, *, name: str, host: str, sock: socket.socket, peer: Peer, pidfd: int | None, now_s: float
-    ) -> None:
-        self.name = name
-        self.sock = sock
-        self.peer = peer
-        self.since_s = now_s
-        self.machine = SessionProtocol(name=name, host=host)
-        self.allowance = TokenBucket(per_s=MESSAGES_PER_S, at_once=MESSAGES_AT_ONCE, now_s=now_s)
-        self.reported_s = float("-inf")
-        self.read_s = now_s
-        self.paused_until_s: float | None = None
-        self.pidfd = pidfd
-        self.closed = False
-
-    @property
-    def job(self) -> str:
-        """What the client calls its job."""
-        return self.machine.hello.job
-
-    def has_ended(self) -> bool:
-        """Whether the process that connected is gone: its number may be somebody else's then."""
-        if self.pidfd is None or self.closed:
-            return True
-        poll = select.poll()
-        poll.register(self.pidfd, select.POLLIN)
-        return bool(poll.poll(0))
-
-    def send(self, reply: Reply) -> bool:
-        """Send one reply; False when the client does not read its answers, or is gone."""
-        try:
-            self.sock.send(write(reply), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-        except OSError:
-            return False
-        return True
-
-
 class SessionServer:
     """All sessions of one daemon.
 
@@ -150,7 +78,7 @@ class SessionServer:
         selector: selectors.BaseSelector,
         authority: Callable[[], Authority],
         host: str,
-        service: SessionHandler,
+        service: SessionService,
         closing: CloserClient,
         log: Log,
         clock: Callable[[], float],

@@ -34,7 +34,7 @@ from broker.sessions.messages import (
 )
 from broker.sessions.need_table import NeedTable
 from broker.sessions.program_table import ProgramTable
-from broker.sessions.server import Session
+from broker.sessions.session import Session
 from hive_qos.errors import HiveError
 
 URGENT_PER_S, URGENT_AT_ONCE = 20.0, 5.0

@@ -33,7 +33,6 @@ from broker.sessions.messages import (
 )
 from broker.sessions.need_table import NeedTable
 from broker.sessions.program_table import ProgramTable
-from broker.sessions.server import Session
 from broker.sessions.service import (
     DESTINATIONS_AT_ONCE,
     MOVES_AT_ONCE,
@@ -42,6 +41,7 @@ from broker.sessions.service import (
     USERS_MAX,
     SessionService,
 )
+from broker.sessions.session import Session
 from shaping.model.names import BULK_NAME, JOB_MINOR, LEAF_MINOR, MARK_MINOR
 
 AUTHORITY = Authority(
