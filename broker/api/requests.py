@@ -22,29 +22,25 @@ class PendingCommands:
 
 
 class PolicyAnswer(Struct, frozen=True):
-    """The result. `code` is HTTP's: 200 done, 409 refused for the reason in `text`, 503 not done in time."""
+    """The result. `code` is HTTP's: 200 done, 409 refused for the reason in `text`, 503 not done in time.
+
+    `note` is what could not be had of what was done.
+    """
 
     code: int
     text: str
+    note: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text}; but {self.note}" if self.note else self.text
 
 
 @dataclass(frozen=True, eq=False)
 class PolicyRequest:
-    """One request of a path of `broker.api.actions`. `answers` takes exactly one answer.
-
-    Args:
-        trial_s: of a reload, for how long it is on trial. candidate: of the candidate beside the file.
-        for_s: of a setting or a pause, for how long it holds.
-        kind, name, texts: of a setting: what it is about, and `KEY=VALUE`, or keys to unset.
-    """
+    """One request of a path of `broker.api.questions.ACTIONS`. `answers` takes exactly one answer."""
 
     what: str
-    trial_s: float | None = None
-    candidate: bool = False
-    for_s: float | None = None
-    kind: str = ""
-    name: str = ""
-    texts: tuple[str, ...] = ()
+    asked: Struct
     answers: queue.SimpleQueue[PolicyAnswer] = field(default_factory=queue.SimpleQueue)
 
 

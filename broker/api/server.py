@@ -15,16 +15,18 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from broker.api.actions import ACTIONS, request_of
+from msgspec import UNSET
+
 from broker.api.bounded_server import REQUEST_TIMEOUT_S, BoundedHandler, BoundedServer, Timed
 from broker.api.documents.pages import DESCRIPTION, JSON, LOG, PATHS, USAGE, Pages, encoded
 from broker.api.documents.schema import Done, Error, UsageReport
 from broker.api.documents.snapshot import Snapshot
 from broker.api.latest_snapshot import NOTHING
-from broker.api.log import log_question, recent_log
+from broker.api.log import recent_log
+from broker.api.questions import ACTIONS, LogQuestion, Question, UsageQuestion, read_query
 from broker.api.requests import PolicyAnswer, PolicyRequest
-from broker.api.usage import UsageRows, usage_question
 from broker.events.recent import RecentEvents
+from broker.model.usage import UsageRow
 from broker.process.closer_client import CloserClient
 from broker.process.locks import listen
 from broker.process.rights import Authority, Peer, Right, peer_of
@@ -45,7 +47,7 @@ class HttpApi:
         snapshot: the latest one, from any thread; None before the first tick.
         authority: who may ask, now; it may change with the policy.
         ask: has the loop do something.
-        usage: what was carried in some time, divided by some of `GROUPS`.
+        usage: as `Accounts.rows`.
         recent: the last events of the log.
         closing: gets the connections that are over.
     """
@@ -57,7 +59,7 @@ class HttpApi:
         snapshot: Callable[[], Snapshot | None],
         authority: Callable[[], Authority],
         ask: Callable[[PolicyRequest], PolicyAnswer],
-        usage: UsageRows,
+        usage: Callable[..., list[UsageRow]],
         recent: RecentEvents,
         closing: CloserClient,
     ) -> None:
@@ -97,7 +99,7 @@ class _Server(BoundedServer[_Open]):
         snapshot: Callable[[], Snapshot | None],
         authority: Callable[[], Authority],
         ask: Callable[[PolicyRequest], PolicyAnswer],
-        usage: UsageRows,
+        usage: Callable[..., list[UsageRow]],
         recent: RecentEvents,
         closing: CloserClient,
     ) -> None:
@@ -197,29 +199,25 @@ class _Handler(BoundedHandler):
             return
         if not self._allowed(Right.CHANGE):
             return
-        try:
-            request = request_of(path, query)
-        except ValueError as problem:
-            self._refuse(400, str(problem))
+        if (asked := self._asked(ACTIONS[path], query)) is None:
             return
-        answer = self.server.ask(request, by=self.request)
-        self._answer_json(answer.code, Done(answer.text) if answer.code == 200 else Error(answer.text))
+        answer = self.server.ask(PolicyRequest(path.removeprefix("/v1/"), asked), by=self.request)
+        done = Done(answer.text, answer.note) if answer.code == 200 else Error(answer.text)
+        self._answer_json(answer.code, done)
 
     do_DELETE = do_PATCH = do_HEAD = do_OPTIONS = do_PUT
 
     def _answer_usage(self) -> None:
         """What was carried, lent, borrowed and repaid; read from the file in this request's thread."""
-        try:
-            wanted = usage_question(self.path.partition("?")[2])
-        except ValueError as problem:
-            self._refuse(400, str(problem))
+        if (wanted := self._asked(UsageQuestion, self.path.partition("?")[2])) is None:
             return
+        until_s = time.time() if wanted.until_s is UNSET else wanted.until_s
         if not self.server.reporting.acquire(timeout=REPORT_WAIT_S):
             self._refuse(503, "another report is being made")
             return
         try:
-            rows = self.server.usage(since_s=wanted.since_s, until_s=wanted.until_s, by=wanted.by)
-            body = encoded(UsageReport(since_s=wanted.since_s, until_s=wanted.until_s, rows=rows))
+            rows = self.server.usage(since_s=wanted.since_s, until_s=until_s, by=wanted.by)
+            body = encoded(UsageReport(since_s=wanted.since_s, until_s=until_s, rows=rows))
         except (HiveError, OSError) as problem:
             self._refuse(503, str(problem))
             return
@@ -229,12 +227,16 @@ class _Handler(BoundedHandler):
 
     def _answer_log(self) -> None:
         """The last events; they need no snapshot, so the log of a loop that hangs can be read."""
+        if (wanted := self._asked(LogQuestion, self.path.partition("?")[2])) is not None:
+            self._answer(200, encoded(recent_log(self.server.recent, wanted)), kind=JSON)
+
+    def _asked(self, kind: type[Question], query: str) -> Question | None:
+        """What a query says; None where it cannot be understood, and that was answered."""
         try:
-            wanted = log_question(self.path.partition("?")[2])
+            return read_query(kind, query)
         except ValueError as problem:
-            self._refuse(400, str(problem))
-            return
-        self._answer(200, encoded(recent_log(self.server.recent, wanted)), kind=JSON)
+            self._refuse(400, f"{self.path.partition('?')[0]}: {problem}")
+            return None
 
     def _allowed(self, wanted: Right) -> bool:
         right = self.server.right_of(self.request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-from typing import Any
+from typing import Any, NamedTuple
 
 from broker.client.protocol import broker_socket_path
 from hive_qos.errors import BrokerRejectedError, BrokerUnavailableError
@@ -48,7 +48,17 @@ def fetch(target: str, *, socket_path: str | None = None, timeout_s: float = 3.0
     return _request("GET", target, socket_path=socket_path, timeout_s=timeout_s)
 
 
-def post(target: str, *, socket_path: str | None = None, timeout_s: float = 10.0) -> str:
+class Done(NamedTuple):
+    """What the broker has done, and what could not be had of it, "" where all could."""
+
+    done: str
+    note: str
+
+    def __str__(self) -> str:
+        return f"{self.done}; but {self.note}" if self.note else self.done
+
+
+def post(target: str, *, socket_path: str | None = None, timeout_s: float = 10.0) -> Done:
     """POST to one path of the broker's HTTP socket, and give its words.
 
     Args:
@@ -59,8 +69,9 @@ def post(target: str, *, socket_path: str | None = None, timeout_s: float = 10.0
     """
     body = _request("POST", target, socket_path=socket_path, timeout_s=timeout_s)
     try:
-        return str(json.loads(body)["done"])
-    except (ValueError, KeyError, TypeError) as error:
+        answer = json.loads(body)
+        return Done(str(answer["done"]), str(answer.get("note", "")))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BrokerRejectedError(f"the broker's answer cannot be read: {error}") from error
 
 

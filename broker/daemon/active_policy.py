@@ -17,8 +17,10 @@ import time
 from collections.abc import Iterable
 
 import msgspec
+from msgspec import UNSET
 
 from broker.api.latest_snapshot import LatestSnapshot
+from broker.api.questions import PauseQuestion, Reload, Set, Unset
 from broker.api.requests import PendingCommands, PolicyAnswer, PolicyRequest, PolicyRequests
 from broker.daemon.composition import Components, Environment
 from broker.daemon.config_store import ConfigStore
@@ -107,19 +109,19 @@ class ActivePolicy:
             self._resume()
 
     def _do(self, request: PolicyRequest) -> PolicyAnswer:
-        match request.what:
-            case "reload":
-                return self.reload(trial_s=request.trial_s, candidate=request.candidate)
-            case "confirm":
-                return self._confirm()
-            case "rollback":
-                return self._rollback()
-            case "set":
-                return self._set(request)
-            case "unset":
-                return self._unset(request)
-            case "pause":
-                return self._pause(request.for_s)
+        match request.asked:
+            case Reload(trial_s=trial_s, candidate=candidate):
+                return self.reload(trial_s=None if trial_s is UNSET else trial_s, candidate=candidate is not UNSET)
+            case Set() as asked:
+                return self._set(asked)
+            case Unset() as asked:
+                return self._unset(asked)
+            case PauseQuestion(for_s=for_s):
+                return self._pause(PAUSE_S if for_s is UNSET else _within(for_s, PAUSE_S_MAX))
+        if request.what == "confirm":
+            return self._confirm()
+        if request.what == "rollback":
+            return self._rollback()
         if not self._components.pause.active:
             return PolicyAnswer(409, "nothing is paused")
         self._resume()
@@ -141,9 +143,9 @@ class ActivePolicy:
             dropped = self._components.settings.lasting() if misfit else ()
             self._before_trial = self._before_trial or dropped if on_trial else ()
             refused = "; ".join(filter(None, (refused, self._leave_out(fit, misfit))))
-            answer = PolicyAnswer(200, f"{taken}; but {refused}" if refused else taken)
+            answer = PolicyAnswer(200, taken, refused)
             names = ",".join(sorted(entry.name for entry in policy.interfaces))
-            self._log.info("configuration-reloaded", interfaces=names, note=answer.text)
+            self._log.info("configuration-reloaded", interfaces=names, note=str(answer))
         self._latest_snapshot.invalidate()
         self._environment.notifier.ready(self._components.summary())
         return answer
@@ -179,20 +181,20 @@ class ActivePolicy:
 
     # --- settings over the file, and pauses -----------------------------------------------------------------------
 
-    def _set(self, request: PolicyRequest) -> PolicyAnswer:
+    def _set(self, asked: Set) -> PolicyAnswer:
         store = self._components.settings
-        until_s = None if request.for_s is None else store.until_s(_within(request.for_s, SETTING_S_MAX))
-        new = read_settings(request.kind, request.name, request.texts, until_s=until_s)
+        until_s = None if asked.for_s is UNSET else store.until_s(_within(asked.for_s, SETTING_S_MAX))
+        new = read_settings(asked.kind, asked.name, asked.texts, until_s=until_s)
         return self._put_over(over(new, store.lasting()), f"{_and(f'{one.key} {one.value}' for one in new)} in force")
 
-    def _unset(self, request: PolicyRequest) -> PolicyAnswer:
+    def _unset(self, asked: Unset) -> PolicyAnswer:
         """Of one thing, or of one key of it; of all where nothing is named."""
-        wanted, former = (request.kind, request.name), self._components.settings.lasting()
-        if wanted == ("", "") and request.texts:
-            raise ConfigurationError("key", ", ".join(request.texts), "is of a thing: name its kind and name, too")
+        wanted, former = (asked.kind, asked.name), self._components.settings.lasting()
+        if wanted == ("", "") and asked.texts:
+            raise ConfigurationError("key", ", ".join(asked.texts), "is of a thing: name its kind and name, too")
         gone = [
             one for one in former
-            if wanted == ("", "") or ((one.kind, one.name) == wanted and one.key in (request.texts or (one.key,)))
+            if wanted == ("", "") or ((one.kind, one.name) == wanted and one.key in (asked.texts or (one.key,)))
         ]  # fmt: skip
         if not gone:
             return PolicyAnswer(409, "nothing of the kind is set; see `hive-qos set --list`")
@@ -204,7 +206,7 @@ class ActivePolicy:
         policy = self._configurations.with_settings(settings)
         notes = (self._replace(policy), self._components.settings.replace(settings))
         self._log.info("settings-changed", note=done)
-        return PolicyAnswer(200, "; but ".join(filter(None, (done, *notes))))
+        return PolicyAnswer(200, done, "; ".join(filter(None, notes)))
 
     def _end_settings(self) -> None:
         """The time of some is over."""
@@ -244,8 +246,8 @@ class ActivePolicy:
             store.replace(fit, left_out=said)
         return said
 
-    def _pause(self, for_s: float | None) -> PolicyAnswer:
-        pause, for_s = self._components.pause, PAUSE_S if for_s is None else _within(for_s, PAUSE_S_MAX)
+    def _pause(self, for_s: float) -> PolicyAnswer:
+        pause = self._components.pause
         if not pause.active:
             self._components.egress_trees.open()
             self._components.ingress_trees.close()

@@ -377,9 +377,10 @@ class RecentLog(Struct, frozen=True, kw_only=True):
 
 
 class Done(Struct, frozen=True):
-    """What a POST has done."""
+    """What a POST has done, and what could not be had of it."""
 
     done: str
+    note: str = ""
 
 
 class Error(Struct, frozen=True):

@@ -173,8 +173,8 @@ def _take(offered: str | None, installed: Path, trial_s: float | None, *, path: 
         _offer(installed, offered)
     try:
         said = http.post(f"/v1/reload?{urlencode(query)}", socket_path=path)
-        if trial_s is None or "nothing to confirm" in said or not asks:
-            typer.echo(printable(said, length_max=1000))
+        if trial_s is None or "nothing to confirm" in said.done or not asks:
+            typer.echo(printable(str(said), length_max=1000))
             return
         typer.echo(f"on trial for {trial_s:g} s. Try a new login before you confirm.")
         kept = _confirmed(trial_s, offered, installed, path=path)
@@ -231,7 +231,7 @@ def _go_back(path: str | None) -> None:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     try:
-        said = http.post("/v1/rollback", socket_path=path)
+        said = str(http.post("/v1/rollback", socket_path=path))
     except BrokerRejectedError:
         said = "the trial is over; hive-qos status shows what is in force"
     except BrokerError as problem:

@@ -76,8 +76,8 @@ def set_(
         _show(_settings(socket), as_json=True)
         return
     until = f"for {shown_s(for_s)}" if for_s is not None else f"until `hive-qos unset {kind} {printable(name)}`"
-    what, but, why = done.partition("; but ")
-    typer.echo(f"{what}, {until}; the file is unchanged{but}{why}")
+    but = f"; but {done.note}" if done.note else ""
+    typer.echo(printable(f"{done.done}, {until}; the file is unchanged{but}", length_max=1000))
 
 
 def unset(
@@ -100,12 +100,12 @@ def unset(
     if all_ == (kind is not None):
         raise typer.BadParameter("name a kind and a name, or --all")
     if all_:
-        typer.echo(_post("/v1/unset", socket, []))
+        _say(_post("/v1/unset", socket, []))
         return
     if kind is None or name is None:
         raise typer.BadParameter(f"name what to unset, such as: hive-qos unset {printable(str(kind))} NAME")
     check_target(kind, name)
-    typer.echo(_post("/v1/unset", socket, [("kind", kind), ("name", name), *(("key", key) for key in keys or ())]))
+    _say(_post("/v1/unset", socket, [("kind", kind), ("name", name), *(("key", key) for key in keys or ())]))
 
 
 def pause(
@@ -122,7 +122,7 @@ def pause(
       hive-qos pause
       hive-qos pause --for 60s && iperf3 -c host; hive-qos resume
     """
-    typer.echo(_post("/v1/pause", socket, [("for_s", f"{duration_s(for_, option='--for'):g}")]))
+    _say(_post("/v1/pause", socket, [("for_s", f"{duration_s(for_, option='--for'):g}")]))
 
 
 def resume(socket: SocketOption = None) -> None:
@@ -132,12 +132,16 @@ def resume(socket: SocketOption = None) -> None:
     Example:
       hive-qos resume
     """
-    typer.echo(_post("/v1/resume", socket, []))
+    _say(_post("/v1/resume", socket, []))
 
 
-def _post(path: str, socket: Path | None, fields: Sequence[tuple[str, str]]) -> str:
+def _post(path: str, socket: Path | None, fields: Sequence[tuple[str, str]]) -> http.Done:
     query = f"?{urlencode(fields)}" if fields else ""
-    return printable(http.post(path + query, socket_path=None if socket is None else str(socket)), length_max=1000)
+    return http.post(path + query, socket_path=None if socket is None else str(socket))
+
+
+def _say(done: http.Done) -> None:
+    typer.echo(printable(str(done), length_max=1000))
 
 
 def _settings(socket: Path | None) -> list[Mapping[str, Any]]:

@@ -72,7 +72,7 @@ def test_without_room_on_the_disk_everything_but_the_recording_goes_on(broker: B
     fill(broker.folder / "state/filler")
     wait_until(lambda: "recording-ended" in str(broker.status()["alarms"]), what=broker.status)
     (broker.folder / "broker.toml").write_text(broker.configuration.replace("20 Mbit/s", "10 Mbit/s"))
-    answer = http.post("/v1/reload", socket_path=str(broker.folder / "run/broker.sock"))
+    answer = str(http.post("/v1/reload", socket_path=str(broker.folder / "run/broker.sock")))
     assert answer.startswith(f"in force, but not kept in {broker.folder}/state")
     wait_until(lambda: 0 < capacity_mbit(broker) <= 10, what=broker.status)
     assert "last-good-not-saved" in broker.log

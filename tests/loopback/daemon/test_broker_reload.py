@@ -179,9 +179,9 @@ def test_a_reload_on_trial_goes_back_without_a_word_and_stays_with_one(running: 
     def codes() -> list[str]:
         return [alarm["code"] for alarm in running.status()["alarms"]]
 
-    assert http.post("/v1/reload?confirm_s=1", socket_path=running.api) == "unchanged, nothing to confirm"
+    assert http.post("/v1/reload?confirm_s=1", socket_path=running.api).done == "unchanged, nothing to confirm"
     running.write(CONFIGURATION.replace("40 Mbit/s", "10 Mbit/s"))
-    assert "on trial" in http.post("/v1/reload?confirm_s=1", socket_path=running.api)
+    assert "on trial" in http.post("/v1/reload?confirm_s=1", socket_path=running.api).done
     wait_until(lambda: codes() == ["configuration-rolled-back"])
     wait_until(lambda: capacity() > 30)
     with pytest.raises(BrokerRejectedError, match="nothing is on trial"):
@@ -260,7 +260,7 @@ def test_a_request_that_the_loop_did_not_take_in_time_is_not_done_later(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running.write(CONFIGURATION.replace("40 Mbit/s", "30 Mbit/s"))
-    assert "on trial" in http.post("/v1/reload?confirm_s=600", socket_path=running.api)
+    assert "on trial" in http.post("/v1/reload?confirm_s=600", socket_path=running.api).done
     monkeypatch.setattr(requests, "ANSWER_S_MAX", 0.1)
     release = threading.Event()
     running.between_rounds(release)
@@ -268,14 +268,14 @@ def test_a_request_that_the_loop_did_not_take_in_time_is_not_done_later(
         http.post("/v1/confirm", socket_path=running.api)
     release.set()
     monkeypatch.undo()
-    assert http.post("/v1/confirm", socket_path=running.api) == "confirmed", "it was still on trial"
+    assert http.post("/v1/confirm", socket_path=running.api).done == "confirmed", "it was still on trial"
 
 
 def test_a_request_that_the_loop_has_taken_is_answered_however_long_it_takes(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running.write(CONFIGURATION.replace("40 Mbit/s", "30 Mbit/s"))
-    assert "on trial" in http.post("/v1/reload?confirm_s=600", socket_path=running.api)
+    assert "on trial" in http.post("/v1/reload?confirm_s=600", socket_path=running.api).done
     monkeypatch.setattr(requests, "ANSWER_S_MAX", 0.05)
     monkeypatch.setattr(server, "REQUEST_TIMEOUT_S", 0.2)
     confirm, taken_s = ConfigStore.confirm, []
@@ -286,4 +286,4 @@ def test_a_request_that_the_loop_has_taken_is_answered_however_long_it_takes(
         return confirm(configurations)
 
     monkeypatch.setattr(ConfigStore, "confirm", slow)
-    assert http.post("/v1/confirm", socket_path=running.api) == "confirmed"
+    assert http.post("/v1/confirm", socket_path=running.api).done == "confirmed"

@@ -64,7 +64,7 @@ def test_after_a_reload_others_meet_the_renewed_certificate(running: Running, tm
         reload()
         until(lambda: met() == {"second"}, other)
         Path(mine.certificate).write_bytes(Path(first.certificate).read_bytes())  # and not its key
-        answer = http.post("/v1/reload", socket_path=running.api)
+        answer = str(http.post("/v1/reload", socket_path=running.api))
         assert answer.startswith("taken; but the renewed files are not taken, the former ones hold")
         assert "certificate-refused" in alarms()
         until(lambda: met() == {"second"}, other)

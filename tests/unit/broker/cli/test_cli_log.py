@@ -43,14 +43,15 @@ class Broker:
 
     def fetch(self, target: str, *, socket_path: str | None) -> bytes:
         from broker.api.documents.pages import encoded
-        from broker.api.log import log_question, recent_log
+        from broker.api.log import recent_log
+        from broker.api.questions import LogQuestion, read_query
 
         if self.gone:
             raise BrokerUnavailableError("nobody is there")
         path, _, query = target.partition("?")
         assert path == "/v1/log"
         assert parse_qs(query)
-        return encoded(recent_log(self.recent, log_question(query)))
+        return encoded(recent_log(self.recent, read_query(LogQuestion, query)))
 
 
 @pytest.fixture

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from broker.api.log import log_question, recent_log
+from broker.api.log import recent_log
+from broker.api.questions import LogQuestion, read_query
 from broker.events.recent import KEPT, VALUE_MAX, RecentEvents
 
 
@@ -34,7 +35,7 @@ def test_events_are_found_by_number_time_and_level() -> None:
     assert [one.event for one in recent.after(2)] == ["warning-event", "error-event"]
     assert [one.event for one in recent.after(since_s=30.0)] == ["warning-event", "error-event"]
     assert [one.event for one in recent.after(1, level="info")] == ["info-event", "warning-event", "error-event"]
-    answer = recent_log(recent, log_question("level=info&limit=1"))
+    answer = recent_log(recent, read_query(LogQuestion, "level=info&limit=1"))
     assert [one.event for one in answer.events] == ["error-event"]
     assert (answer.left_out, answer.began_s) == (2, 0.0)
 
@@ -55,4 +56,4 @@ def test_events_are_found_by_number_time_and_level() -> None:
 )
 def test_a_question_that_cannot_be_understood_is_refused(query: str) -> None:
     with pytest.raises(ValueError, match=r"\w"):
-        log_question(query)
+        read_query(LogQuestion, query)
