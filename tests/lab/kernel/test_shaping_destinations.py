@@ -261,23 +261,6 @@ def test_hundreds_of_changes_under_paced_datagrams_lose_reorder_and_purge_nothin
     assert not any(found.dropped_packets for found in shaper.counters(INTERFACE).classes.values())
 
 
-def test_a_tree_whose_rest_of_storage_was_told_by_family_gets_the_filter_for_everything(
-    shaper: Shaper, bench: Bench
-) -> None:
-    """What a former version built: two filters in the place of one."""
-    with entered(bench.sender):
-        kernel = RealKernel()
-    new = desired_tree(held(), kernel.capabilities())
-    rest = new.filters[-1]
-    by_family = (replace(rest, family=4), replace(rest, family=6, preference=rest.preference + 1))
-    kernel.apply(INTERFACE, diff(None, replace(new, filters=(*new.filters[:-1], *by_family))))
-    kernel.close()
-    attachment = shaper.attach(held())
-    assert attachment.adopted
-    assert len(attachment.operations) == 3
-    assert shaper.observe(INTERFACE) == new
-
-
 def test_a_tree_without_the_spare_leaves_is_completed_without_losing_what_waits(
     shaper: Shaper, bench: Bench, tmp_path: Path
 ) -> None:
