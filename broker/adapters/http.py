@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from broker.adapters.program import ProgramError
+from broker.client.http import UnixConnection
 from broker.policy.programs import UNIX_URL
 from broker.policy.types import StorageProgram
 from hive_qos.errors import ConfigurationError
@@ -30,17 +31,6 @@ ANSWER_BYTES_MAX = 16 * 2**20
 """The volumes of a SeaweedFS cluster with 50,000 of them are 15 MB; more than this is no answer."""
 KEY_BYTES_MAX = 4096
 """A bearer token may be a kilobyte."""
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=REQUEST_S_MAX)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(REQUEST_S_MAX)
-        self.sock.connect(self._path)
 
 
 class ProgramHttp:
@@ -101,7 +91,7 @@ class ProgramHttp:
     def _connection(self) -> http.client.HTTPConnection:
         url = self._program.url
         if url.startswith(UNIX_URL):
-            return _UnixConnection(url.removeprefix(UNIX_URL))
+            return UnixConnection(url.removeprefix(UNIX_URL), timeout_s=REQUEST_S_MAX)
         parts = urlsplit(url)
         assert parts.hostname is not None  # the policy's check
         if parts.scheme == "http":

@@ -16,21 +16,17 @@ ANSWER_BYTES_MAX = 16 * 2**20
 """A status with 10,000 flows is about 4 MB; more than this is no status."""
 
 
-class _UnixConnection(http.client.HTTPConnection):
+class UnixConnection(http.client.HTTPConnection):
+    """To a socket of this host. Its owner closes it, also where it could not be made."""
+
     def __init__(self, path: str, *, timeout_s: float) -> None:
         super().__init__("localhost", timeout=timeout_s)
         self._path = path
-        self._timeout_s = timeout_s
 
     def connect(self) -> None:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            sock.settimeout(self._timeout_s)
-            sock.connect(self._path)
-        except BaseException:
-            sock.close()
-            raise
-        self.sock = sock
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
 
 
 def fetch(target: str, *, socket_path: str | None = None, timeout_s: float = 3.0) -> bytes:
@@ -77,7 +73,7 @@ def post(target: str, *, socket_path: str | None = None, timeout_s: float = 10.0
 
 def _request(method: str, target: str, *, socket_path: str | None, timeout_s: float) -> bytes:
     path = socket_path or broker_socket_path()
-    connection = _UnixConnection(path, timeout_s=timeout_s)
+    connection = UnixConnection(path, timeout_s=timeout_s)
     try:
         connection.request(method, target, headers={"Connection": "close"})
         answer = connection.getresponse()
