@@ -71,7 +71,7 @@ def broker(
     configurations = ConfigStore(
         Source(read=lambda: read(config), parse=parse, state_dir=state, file=str(config.absolute())), log=log
     )
-    from broker.daemon.composition import Environment, Options
+    from broker.daemon.composition import Environment
     from broker.daemon.daemon import Daemon
     from broker.process import priority
     from broker.process.notify import Notifier
@@ -96,6 +96,7 @@ def broker(
         signal.signal(number, stop)
     signal.signal(signal.SIGHUP, reload)
     given = Environment(
+        configurations=configurations,
         kernel=RealKernel(),
         classifier=_classifier(),
         log=log,
@@ -104,8 +105,9 @@ def broker(
         finder=SocketFinder(log=log),
         notifier=Notifier(),
         telemetry=telemetry,
+        take_over=take_over,
     )
-    daemon = Daemon(Options(configurations, take_over=take_over), given)
+    daemon = Daemon(given)
     if received:
         daemon.stop()
     refused = priority.take()

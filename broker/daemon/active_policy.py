@@ -23,7 +23,6 @@ from broker.api.latest_snapshot import LatestSnapshot
 from broker.api.questions import PauseQuestion, Reload, Set, Unset
 from broker.api.requests import PendingCommands, PolicyAnswer, PolicyRequest, PolicyRequests
 from broker.daemon.composition import Components, Environment
-from broker.daemon.config_store import ConfigStore
 from broker.enforce.device_stack import misplaced
 from broker.policy.settings import PAUSE_S_MAX, SETTING_S_MAX, Setting, over, read_settings
 from broker.policy.types import Policy
@@ -48,16 +47,15 @@ class ActivePolicy:
         self,
         given: Environment,
         parts: Components,
-        configurations: ConfigStore,
         *,
         commands: PendingCommands,
         requests: PolicyRequests,
         latest_snapshot: LatestSnapshot,
     ) -> None:
-        self._environment, self._components, self._configurations = given, parts, configurations
+        self._environment, self._components, self._configurations = given, parts, given.configurations
         self._commands, self._requests, self._latest_snapshot = commands, requests, latest_snapshot
         self._log = given.log
-        self.policy = configurations.first
+        self.policy = self._configurations.first
         self.authority = Authority.of(self.policy)
         self._before_trial: tuple[Setting, ...] = ()  # that do not fit what is on trial
 

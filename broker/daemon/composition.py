@@ -64,24 +64,12 @@ NETLINK_TIMEOUT_S = 1.0
 """The kernel answers about routes and links at once; a lost answer must not stop the daemon."""
 
 
-@dataclass(frozen=True)
-class Options:
-    """How this daemon was started.
-
-    Args:
-        configurations: what to start with, and what to do at each reload.
-        take_over: as `EgressTrees`.
-    """
-
-    configurations: ConfigStore
-    take_over: bool = False
-
-
 @dataclass(frozen=True, eq=False)
 class Environment:
     """What a daemon is handed, and does not make itself.
 
     Args:
+        configurations: what to start with, and what to do at each reload.
         kernel: the kernel side; the daemon closes it.
         recent: the last events of `log`, for readers.
         classifier: enforces rules on cgroups and users; None where this host cannot.
@@ -92,8 +80,10 @@ class Environment:
         notifier: reports our state to systemd.
         telemetry: gets what `log` writes; None sends nothing. The daemon starts and closes it.
         clock: monotonic seconds. wall_clock: seconds since 1970, for accounting by the hour.
+        take_over: as `EgressTrees`.
     """
 
+    configurations: ConfigStore
     kernel: Kernel
     classifier: Classifier | None
     log: Log
@@ -105,6 +95,7 @@ class Environment:
     telemetry: Telemetry | None = None
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time
+    take_over: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,9 +164,9 @@ class Components:
         self.closing.close()
 
 
-def compose(given: Environment, options: Options, journal: Journal) -> Components:
+def compose(given: Environment, journal: Journal) -> Components:
     """Make the parts for the policy to start with."""
-    log, clock, policy = given.log, given.clock, options.configurations.first
+    log, clock, policy = given.log, given.clock, given.configurations.first
     netlink = NetlinkSocket(timeout_s=NETLINK_TIMEOUT_S)
     route_events = RouteEvents()
     routes = Routes(partial(route_to, netlink), partial(port_towards, netlink), changed=route_events.changed)
@@ -191,7 +182,7 @@ def compose(given: Environment, options: Options, journal: Journal) -> Component
     settings = SettingsStore(policy.daemon.state_dir, log=log, utc_s=given.wall_clock)
     pause = Pause(clock)
     shaper = Shaper(given.kernel, journal, classifier=given.classifier)
-    egress_trees = EgressTrees(shaper, log=log, clock=clock, take_over=options.take_over)
+    egress_trees = EgressTrees(shaper, log=log, clock=clock, take_over=given.take_over)
     receivers = InboundRules(log=log, clock=clock)
     ingress_trees = IngressTrees(shaper.ingress, receivers=receivers, log=log, clock=clock)
     socket_marks = SocketMarks(given.mark, egress_trees.mark_minor)
@@ -260,7 +251,7 @@ def compose(given: Environment, options: Options, journal: Journal) -> Component
         programs=programs,
         peer_link=peer_link,
         probes=probes,
-        configurations=options.configurations,
+        configurations=given.configurations,
         settings=settings,
         pause=pause,
         watchdog=given.watchdog,

@@ -18,7 +18,7 @@ from broker.api.latest_snapshot import LatestSnapshot
 from broker.api.requests import PendingCommands, PolicyRequests
 from broker.client.mailbox import Wake
 from broker.daemon.active_policy import ActivePolicy
-from broker.daemon.composition import Environment, Options, compose
+from broker.daemon.composition import Environment, compose
 from broker.daemon.loop import Loop
 from broker.daemon.peer_link import PeerLink
 from broker.daemon.peer_opening import PeerOpening, load_channel
@@ -37,9 +37,9 @@ class Daemon:
         namespace: the name of the claim on the network namespace; another one beside a kernel in memory.
     """
 
-    def __init__(self, options: Options, given: Environment, *, namespace: str = NAME) -> None:
-        self._options, self._environment, self._namespace = options, given, namespace
-        self._first = options.configurations.first
+    def __init__(self, given: Environment, *, namespace: str = NAME) -> None:
+        self._environment, self._namespace = given, namespace
+        self._first = given.configurations.first
         self._commands, self._wake = PendingCommands(), Wake()
         self._requests = PolicyRequests(self._wake.set)
         self._latest_snapshot = LatestSnapshot(self._wake.set, clock=given.clock)
@@ -78,11 +78,10 @@ class Daemon:
 
     def _run_locked(self, namespace: int) -> None:
         given, journal = self._environment, Journal(Path(self._first.daemon.state_dir))
-        self._components = parts = compose(given, self._options, journal)
+        self._components = parts = compose(given, journal)
         self._active_policy = ActivePolicy(
             given,
             parts,
-            self._options.configurations,
             commands=self._commands,
             requests=self._requests,
             latest_snapshot=self._latest_snapshot,
@@ -123,7 +122,7 @@ class Daemon:
             self._components.beat(busy=True)
             load_channel(peers.engine)
             self._meet_peers(peers)
-        self._options.configurations.started()
+        given.configurations.started()
 
     def _serve(self) -> None:
         Loop(

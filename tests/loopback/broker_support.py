@@ -17,7 +17,7 @@ from patience import LIMIT_S, wait_until
 
 from broker import client
 from broker.client.protocol import encode
-from broker.daemon.composition import Environment, Options
+from broker.daemon.composition import Environment
 from broker.daemon.config_file import read_file
 from broker.daemon.config_store import ConfigStore, Source
 from broker.daemon.daemon import Daemon
@@ -91,8 +91,8 @@ class Running:
         source = Source(read=lambda: read_file(path), parse=load, state_dir=str(self.folder / "state"), file=str(path))
         recent = RecentEvents()
         log = open_log(recent=recent, forward=self.telemetry.take if self.telemetry is not None else None)
-        options = Options(ConfigStore(source, log=log))
         given = Environment(
+            configurations=ConfigStore(source, log=log),
             kernel=self.kernel,
             classifier=FakeClassifier(),
             log=log,
@@ -101,7 +101,7 @@ class Running:
             mark=self.mark or mark,
             notifier=self.notifier or Notifier({}),
         )
-        self.daemon = Daemon(options, given, namespace=self.namespace or claim_of(self.folder))
+        self.daemon = Daemon(given, namespace=self.namespace or claim_of(self.folder))
         self.thread = threading.Thread(target=run, args=(self.daemon,))
         self.thread.start()
         wait_until(lambda: self.error is not None or self.answers())

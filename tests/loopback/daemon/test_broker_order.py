@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fake_kernel import FakeKernel
 
-from broker.daemon.composition import Components, Environment, Options, compose
+from broker.daemon.composition import Components, Environment, compose
 from broker.daemon.config_store import ConfigStore, Source
 from broker.events.log import open_log
 from broker.model.leases import Hold
@@ -39,9 +39,10 @@ class Kernel(FakeKernel):
 
 
 def made(tmp_path: Path, order: list[str]) -> Components:
-    given = Environment(kernel=Kernel(order), classifier=None, mark=lambda *_, **__: None, log=open_log())
-    source = Source(read=lambda: text("20 Mbit/s"), parse=load, state_dir=str(tmp_path))
-    return compose(given, Options(ConfigStore(source, log=given.log)), Journal(tmp_path))
+    source, log = Source(read=lambda: text("20 Mbit/s"), parse=load, state_dir=str(tmp_path)), open_log()
+    configurations = ConfigStore(source, log=log)
+    given = Environment(configurations, Kernel(order), classifier=None, mark=lambda *_, **__: None, log=log)
+    return compose(given, Journal(tmp_path))
 
 
 @pytest.mark.parametrize(

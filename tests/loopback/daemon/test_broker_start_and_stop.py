@@ -11,7 +11,7 @@ from broker_support import CONFIGURATION, Running, claim_of, connected
 from patience import LIMIT_S, wait_until
 
 from broker.client.protocol import encode
-from broker.daemon.composition import Environment, Options
+from broker.daemon.composition import Environment
 from broker.daemon.config_store import ConfigStore, Source
 from broker.daemon.daemon import Daemon
 from broker.daemon.peer_link import PeerLink
@@ -152,9 +152,9 @@ def test_a_stop_that_comes_before_the_start_touches_nothing(tmp_path: Path) -> N
     running = Running(tmp_path)
     running.write()
     source = Source(read=lambda: (tmp_path / "broker.toml").read_text(), parse=load)
-    options = Options(ConfigStore(source, log=open_log()))
-    given = Environment(kernel=running.kernel, classifier=None, log=open_log())
-    daemon = Daemon(options, given, namespace=claim_of(tmp_path))
+    configurations = ConfigStore(source, log=open_log())
+    given = Environment(configurations, kernel=running.kernel, classifier=None, log=open_log())
+    daemon = Daemon(given, namespace=claim_of(tmp_path))
     daemon.stop()
     daemon.run()
     assert running.kernel.observe("lo") is None
