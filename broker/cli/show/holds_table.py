@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from broker.cli.show.screen import COLUMN, NOTE_LENGTH_MAX, Row, items, line, note, rate, reason_text
+from broker.cli.show.screen import COLUMN, NOTE_LENGTH_MAX, Note, Row, items, line, rate, reason_text
 from hive_qos.text import printable
 
 SHOWN_MAX = 20
@@ -42,7 +42,7 @@ def _rates(entries: list[Mapping[str, Any]], title: str, who: str, shown_max: in
         parts.append(line(name, of, rate(entry.get("rate_bits_per_s")), granted, style="bold", first=RATES_FIRST))
         cause = verdict if isinstance(verdict, Mapping) else entry.get("reason")
         if (text := reason_text(cause)) and not (isinstance(cause, Mapping) and cause.get("code") == "held-for-peer"):
-            parts.append(note(text))
+            parts.append(Note(text))
     return [*parts, *_more(entries, shown_max)]
 
 
@@ -59,7 +59,7 @@ def _peers(peers: list[Mapping[str, Any]], shown_max: int) -> list[RenderableTyp
         where = f"{address}: {state}" if fits else address
         parts.append(Row(name, (f"{rtt:>{COLUMN}}",), (0,), where, style="bold"))
         if not fits:
-            parts.append(note(state))
+            parts.append(Note(state))
     return [*parts, *_more(peers, shown_max)]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from broker.cli.show.screen import Row, items, line, name_of, note, number, rate, size, span
+from broker.cli.show.screen import Note, Row, items, line, name_of, number, rate, size, span
 
 LINKS_SHOWN = 30
 """All links between six members; of more those with the longest round trips."""
@@ -40,9 +40,9 @@ def _group(job: str, group: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield _head(job, members, len(silent))
     for one in silent:
         who = name_of(one.get("member", f"rank {one.get('rank', '?')}"))
-        yield note(f"{who}: {name_of(one.get('why'))}", style="bold red")
+        yield Note(f"{who}: {name_of(one.get('why'))}", style="bold red")
     for told in (*_waiting(members), *late(members, names)):
-        yield note(told, style="bold")
+        yield Note(told, style="bold")
     yield line("member", "step", "waits", "sent", "received", "saved")
     for one in members:
         yield _member(one)
@@ -149,7 +149,7 @@ def _beside_ddp(members: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType
     counted = [state for one in members if "ddp_bytes" in (state := _volatile(one))]
     if counted:
         sent, ddp = (sum(number(one.get(key)) for one in counted) for key in ("sent_bytes", "ddp_bytes"))
-        yield note(f"all sent {size(sent)} since they joined; DDP would have sent {size(ddp)}")
+        yield Note(f"all sent {size(sent)} since they joined; DDP would have sent {size(ddp)}")
 
 
 def _links(members: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> Iterator[RenderableType]:
@@ -173,7 +173,7 @@ def _links(members: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> It
             size(link.get("sent_bytes")),
         )
     if len(found) > len(shown):
-        yield note(f"and {len(found) - len(shown):,} more with shorter round trips: hive-qos job --json")
+        yield Note(f"and {len(found) - len(shown):,} more with shorter round trips: hive-qos job --json")
 
 
 def _commits(members: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
@@ -188,7 +188,7 @@ def _commits(members: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
     yield Text()
     for step, digests in sorted(found.items())[-COMMITS_SHOWN:]:
         told = "; ".join(f"{digest[:16]} on {', '.join(who)}" for digest, who in sorted(digests.items()))
-        yield note(f"step {step}: {told}", style="bold red" if len(digests) > 1 else "")
+        yield Note(f"step {step}: {told}", style="bold red" if len(digests) > 1 else "")
 
 
 def _volatile(one: Mapping[str, Any]) -> Mapping[str, Any]:

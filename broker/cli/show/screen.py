@@ -123,11 +123,6 @@ class Note:
                 yield Text(indent, style=self.style) + line
 
 
-def note(text: str, *, style: str = "") -> Note:
-    """As `Note`, about the line above."""
-    return Note(text, style)
-
-
 def items(document: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
     """The objects of a list in a document of any version."""
     value = document.get(key)

@@ -26,6 +26,7 @@ from broker.cli.show.holds_table import render_holds
 from broker.cli.show.program_table import program_rows
 from broker.cli.show.screen import (
     NOTE_LENGTH_MAX,
+    Note,
     capacity_text,
     code_of,
     count,
@@ -33,7 +34,6 @@ from broker.cli.show.screen import (
     limited_text,
     line,
     name_of,
-    note,
     number,
     rate,
     reason_text,
@@ -161,7 +161,7 @@ def _classes(interface: Mapping[str, Any], jobs: list[Mapping[str, Any]], room: 
             parts += _job(name, job, share, brief=room.brief)
         shown += len(fits)
         if len(mine) > len(fits):
-            parts.append(note(f"and {len(mine) - len(fits)} more jobs: hive-qos status --json"))
+            parts.append(Note(f"and {len(mine) - len(fits)} more jobs: hive-qos status --json"))
     if not resting:
         return parts
     return [Text("all its classes are idle")] if len(resting) == len(classes) else [*parts, _idle(resting)]
@@ -207,7 +207,7 @@ def _class(entry: Mapping[str, Any], *, shown: Collection[str], brief: bool) -> 
     missed = code_of(promise) in ("missed", "owed")
     below = (entry.get("throughput_bits_per_s") or 0) < (entry.get("guarantee_bits_per_s") or 0)
     if missed or (below and not brief and code_of(promise) not in SILENT_PROMISES):
-        parts.append(note(reason_text(promise), style="bold red" if missed else ""))
+        parts.append(Note(reason_text(promise), style="bold red" if missed else ""))
     parts += _notes("" if brief else lending, printable(str(entry.get("held", "")), length_max=NOTE_LENGTH_MAX))
     if code_of(limited_by) not in {*SILENT_LIMITS, *shown}:
         parts += _notes(limited_text(entry))
@@ -353,4 +353,4 @@ def _storage_programs(programs: list[Mapping[str, Any]]) -> list[RenderableType]
 
 
 def _notes(*texts: str) -> Iterable[RenderableType]:
-    return [note(text) for text in texts if text]
+    return [Note(text) for text in texts if text]

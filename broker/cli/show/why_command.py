@@ -48,7 +48,7 @@ def why(
 
         sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
         return
-    from broker.cli.show.screen import Note, Output, note
+    from broker.cli.show.screen import Note, Output
 
     console = Output()
     if not found:
@@ -62,4 +62,4 @@ def why(
         if one.advice:
             console.print("What could be done:", markup=False)
         for text in one.advice:
-            console.print(note(text))
+            console.print(Note(text))
