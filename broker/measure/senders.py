@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 FORGET_S = 5.0
 """An address without connections for so long sends nothing; its counter begins anew when it comes again."""
+LASTS_S = 0.5
+"""From the first connection of an address to a later look at one: then a connection to its broker is worth a handshake.
+A client that asks for one thing and goes is not dialled."""
 SENDERS_MAX = 256
 CONNECTIONS_MAX = 8192
 """Addresses and connections that are remembered: those that were seen last."""
@@ -43,6 +46,7 @@ _Endpoint = tuple[str, int]
 
 @dataclass
 class _Sender:
+    since_s: float
     received_bytes: int = 0
     seen_s: float = 0.0
     receive_rtt_s: float | None = None
@@ -84,7 +88,7 @@ class SenderTable:
             self._connections[ends] = (came, at_s)  # in the order of their last look
             if traffic_class == "other":
                 continue
-            sender = self._senders.setdefault((connection.remote[0], traffic_class), _Sender())
+            sender = self._senders.setdefault((connection.remote[0], traffic_class), _Sender(at_s))
             grown = (came - known) % WRAPS
             # One that went back without having wrapped is the counter of another connection between the same ends.
             sender.received_bytes += (grown if grown < WRAPS // 2 else came) * connection.segment_bytes
@@ -143,8 +147,14 @@ class SenderTable:
         return {interface: tuple(samples) for interface, samples in found.items()}
 
     def addresses(self, traffic_class: str) -> tuple[str, ...]:
-        """The addresses with connections of a class with us, in either direction."""
-        return tuple(sorted(address for address, name in self._senders if name == traffic_class))
+        """The addresses that have had connections of a class with us for `LASTS_S`, in either direction."""
+        return tuple(
+            sorted(
+                address
+                for (address, name), sender in self._senders.items()
+                if name == traffic_class and sender.seen_s - sender.since_s >= LASTS_S
+            )
+        )
 
 
 class PeerRtt(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.measure.senders import FORGET_S, SENDERS_MAX, PeerRtt, SenderTable
+from broker.measure.senders import FORGET_S, LASTS_S, SENDERS_MAX, PeerRtt, SenderTable
 from broker.measure.tcp_diag import TcpConnection
 from broker.model.leases import HoldOutcome
 from broker.model.reasons import Reason
@@ -102,10 +102,19 @@ def test_other_traffic_is_nobodys_sender_and_classes_are_told_apart() -> None:
     book = SenderTable()
     book.count([(connection(0, at_s=0.0), "other")], whole=True)
     assert seen(book, 0.0) == {}
-    book.count(
-        [(connection(0, at_s=0.1), "storage"), (connection(0, at_s=0.1, address="10.0.0.4"), "compute")], whole=True
-    )
+    for at_s in (0.1, 0.1 + LASTS_S):
+        look = [(connection(0, at_s=at_s), "storage"), (connection(0, at_s=at_s, address="10.0.0.4"), "compute")]
+        book.count(look, whole=True)
     assert book.addresses("storage") == (SENDER,)
+
+
+def test_who_connects_once_and_goes_is_not_dialled_and_who_comes_again_and_again_is() -> None:
+    book, often = SenderTable(), "10.0.0.4"
+    for number in range(4):
+        at_s = number * LASTS_S
+        once = connection(0, at_s=at_s, address=f"10.0.1.{number}")
+        book.count([(once, "storage"), (connection(0, at_s=at_s, address=often, port=number), "storage")], whole=True)
+        assert book.addresses("storage") == ((often,) if number else ())
 
 
 def test_senders_are_forgotten_and_bounded() -> None:
