@@ -62,7 +62,7 @@ class InboundRules:
         *,
         log: Log,
         clock: Callable[[], float],
-        sockets: Callable[[frozenset[int]], Mapping[int, BoundSocket]] = bound_sockets,
+        sockets: Callable[[Mapping[int, str]], Mapping[int, BoundSocket]] = bound_sockets,
         addresses: Callable[[str], Sequence[str]] = addresses_of,
     ) -> None:
         self._log, self._clock, self._sockets, self._addresses = log, clock, sockets, addresses
@@ -76,7 +76,7 @@ class InboundRules:
         flows = {flow.inode: flow for flow in passed}
         if not flows:
             return ()
-        self._look(frozenset(flows))
+        self._look({inode: flow.protocol for inode, flow in flows.items()})
         if interface not in self._own:
             self._own[interface] = self._addresses(interface)
         number = _number_of(interface)
@@ -91,13 +91,13 @@ class InboundRules:
         rules = [Rule(target=flow.traffic_class, arrives=one) for flow, arrivals in chosen for one in arrivals]
         return tuple(sorted(rules, key=repr))  # in the same order each time: another one would be written anew
 
-    def _look(self, inodes: frozenset[int]) -> None:
+    def _look(self, protocols: Mapping[int, str]) -> None:
         now_s = self._clock()
         if now_s - self._looked_s < LOOK_S:
             return
         self._looked_s, self._own = now_s, {}
         try:
-            found = self._sockets(inodes)
+            found = self._sockets(protocols)
             self._bound = {inode: replace(one, uid=rights.owner_of(one.uid)) for inode, one in found.items()}
         except OSError as problem:
             self._bound = {}

@@ -10,10 +10,10 @@ from broker.measure.tcp_diag import BoundSocket, bound_sockets
 
 
 def listed(*socks: socket.socket) -> list[BoundSocket | None]:
-    inodes = [os.fstat(sock.fileno()).st_ino for sock in socks]
-    found = bound_sockets(frozenset(inodes))
-    assert set(found) <= set(inodes)
-    return [found.get(inode) for inode in inodes]
+    protocols = {os.fstat(sock.fileno()).st_ino: "tcp" if sock.type == socket.SOCK_STREAM else "udp" for sock in socks}
+    found = bound_sockets(protocols)
+    assert set(found) <= set(protocols)
+    return [found.get(inode) for inode in protocols]
 
 
 def of(family: socket.AddressFamily, kind: socket.SocketKind, address: str) -> socket.socket:
@@ -64,3 +64,11 @@ def test_of_streams_those_that_listen_and_those_that_are_connected_get_something
             assert (served.local, served.remote) == (listener.getsockname(), client.getsockname())
             assert {one.protocol for one in (listening, connected, served)} == {"tcp"}
             assert nothing is None
+
+
+def test_only_protocols_of_which_a_socket_was_passed_are_listed() -> None:
+    with closing(of(socket.AF_INET, socket.SOCK_STREAM, "127.0.0.1")) as listener:
+        listener.listen()
+        inode = os.fstat(listener.fileno()).st_ino
+        assert set(bound_sockets({inode: "tcp"})) == {inode}
+        assert bound_sockets({inode: "udp"}) == {}

@@ -43,11 +43,11 @@ class Bench:
             log=open_log(), clock=lambda: self.now_s, sockets=self._sockets, addresses=lambda _: OWN
         )
 
-    def _sockets(self, inodes: frozenset[int]) -> Mapping[int, BoundSocket]:
+    def _sockets(self, protocols: Mapping[int, str]) -> Mapping[int, BoundSocket]:
         self.looks += 1
         if self.fails:
             raise OSError(self.fails)
-        return {inode: one for inode, one in self.listed.items() if inode in inodes}
+        return {inode: one for inode, one in self.listed.items() if inode in protocols}
 
     def arriving(self, *flows: PassedSocket) -> set[tuple[str, Arrival | None]]:
         return {(rule.target, rule.arrives) for rule in self.receivers.rules("lo", flows)}
