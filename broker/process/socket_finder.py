@@ -36,22 +36,27 @@ def serve(sock: socket.socket) -> None:
     """Say that we are there, and answer until the other end closes."""
     sock.send(ANSWER.pack(0, LAST))
     while question := sock.recv(BYTES_MAX):
-        word, number, pid, *rest = question.split()
-        if word == b"s":
-            _list(sock, int(number), int(pid))
-        else:
-            _give(sock, int(number), int(pid), *map(int, rest))
+        _answer(sock, question)
+
+
+def _answer(sock: socket.socket, question: bytes) -> None:
+    word, number, pid, *rest = question.split()
+    if word == b"s":
+        _list(sock, int(number), int(pid))
+    else:
+        _give(sock, int(number), int(pid), *map(int, rest))
 
 
 def _list(sock: socket.socket, number: int, pid: int) -> None:
+    """Answers what is asked meanwhile between two pages: the daemon waits for that, and reads a list in slices."""
     held = sockets_of(pid)
     next_question = select.poll()
     next_question.register(sock, select.POLLIN)
     try:
         while page := list(itertools.islice(held, SOCKETS_AT_ONCE)):
             sock.send(ANSWER.pack(number, MORE) + array("Q", itertools.chain.from_iterable(page)).tobytes())
-            if next_question.poll(0):  # nobody waits for this answer any more
-                break
+            if next_question.poll(0) and (question := sock.recv(BYTES_MAX)):
+                _answer(sock, question)
     except PermissionError:
         sock.send(ANSWER.pack(number, DENIED))
     else:

@@ -17,6 +17,7 @@ import socket
 import struct
 import time
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -28,6 +29,8 @@ from hive_qos.errors import KernelRejectedError, PrivilegeError
 MODULE = "broker.process.socket_finder"
 ANSWER_S = 0.1
 """The loop waits meanwhile, in ticks that nobody else waits for: less than a beat of the watchdog's."""
+_Answer = tuple[int, "array[int]", socket.socket | None]
+"""Kind, values, and the socket that came with it, which is whose question it was."""
 SYS_PTRACE = 19  # linux/capability.h
 _CAPABILITY_HEADER = struct.pack("=Ii", 0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this thread
 _CAPABILITY_SETS = struct.Struct("=6I")  # effective, permitted, inheritable of the first 32, and of the next
@@ -45,6 +48,7 @@ class SocketFinder:
         self._log, self._process = log, SideProcess(command)
         self._sock: socket.socket | None = None
         self._number = 0
+        self._early: dict[int, deque[_Answer]] = {}
         self._waited_s = 0.0
         self._close: Callable[[int], None] = os.close
 
@@ -94,8 +98,8 @@ class SocketFinder:
             if sock is not None:
                 close(sock.detach())
 
-    def _ask(self, word: bytes, *numbers: int) -> Iterator[tuple[int, array[int], socket.socket | None]]:
-        """The answers to one question: kind, values, and the socket that came with it, which is the caller's.
+    def _ask(self, word: bytes, *numbers: int) -> Iterator[_Answer]:
+        """The answers to one question. Others may be asked before all have been read.
 
         Raises:
             PermissionError: no answer in time, or nobody to ask.
@@ -107,16 +111,28 @@ class SocketFinder:
         question = b"%b %d %b" % (word, asked, b" ".join(b"%d" % number for number in numbers))
         with contextlib.suppress(OSError):  # it does not read, or has ended: the answer says which
             self._sock.send(question, socket.MSG_DONTWAIT)
+        early = self._early[asked] = deque()
         kind, until_s = MORE, time.monotonic() + ANSWER_S
-        while kind == MORE:
-            number, kind, values, sock = self._answer(self._sock, within_s=until_s - time.monotonic())
-            if number == asked:
-                yield kind, values, sock
-                until_s = time.monotonic() + ANSWER_S
-            else:  # of a question before, whose pages may be many
-                kind = MORE
-                if sock is not None:
-                    self._close(sock.detach())
+        try:
+            while kind == MORE:
+                if not early:
+                    self._receive(within_s=until_s - time.monotonic())
+                else:
+                    kind, values, sock = early.popleft()
+                    yield kind, values, sock
+                    until_s = time.monotonic() + ANSWER_S
+        finally:
+            del self._early[asked]
+
+    def _receive(self, *, within_s: float) -> None:
+        """Take the next answer, whichever question it is to; one that nobody waits for any more is dropped."""
+        if self._sock is None:
+            raise PermissionError("the finder has ended; restart the broker")
+        number, kind, values, sock = self._answer(self._sock, within_s=within_s)
+        if number in self._early:
+            self._early[number].append((kind, values, sock))
+        elif sock is not None:
+            self._close(sock.detach())
 
     def _answer(self, finder: socket.socket, *, within_s: float) -> tuple[int, int, array[int], socket.socket | None]:
         began_s = time.monotonic()

@@ -85,7 +85,21 @@ def test_all_sockets_of_a_process_are_listed_however_many_and_whoever_stopped_li
     assert list(finder.sockets_of(2**22 + 1)) == []  # no such process
 
 
-def test_a_long_answer_ends_when_the_next_question_is_there(holder: Holder) -> None:
+def test_lists_of_two_processes_can_be_read_in_turns_and_sockets_be_had_meanwhile(
+    finder: SocketFinder, holder: Holder
+) -> None:
+    cookie = cookie_of(holder.pid, holder.inet)
+    listed: tuple[set[int], set[int]] = set(), set()
+    for (_, one), (_, other) in zip(finder.sockets_of(holder.pid), finder.sockets_of(holder.pid), strict=True):
+        listed[0].add(one)
+        listed[1].add(other)
+        if len(listed[0]) in (1, SOCKETS_AT_ONCE):
+            with finder.duplicate(holder.pid, holder.inet, cookie=cookie, close=os.close) as sock:
+                assert sock is not None
+    assert all(holder.inodes <= inodes for inodes in listed)
+
+
+def test_a_question_is_answered_between_two_pages_of_a_list(holder: Holder) -> None:
     daemon, finder = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with daemon, finder:
         daemon.send(b"s 1 %d" % holder.pid)
@@ -94,7 +108,13 @@ def test_a_long_answer_ends_when_the_next_question_is_there(holder: Holder) -> N
         serve(finder)
         finder.close()
         packets = iter(lambda: daemon.recv(BYTES_MAX), b"")
-        assert [ANSWER.unpack_from(packet) for packet in packets] == [(0, LAST), (1, MORE), (1, LAST), (2, LAST)]
+        assert [ANSWER.unpack_from(packet) for packet in packets] == [
+            (0, LAST),
+            (1, MORE),
+            (2, LAST),
+            (1, MORE),
+            (1, LAST),
+        ]
 
 
 def test_a_socket_of_ip_is_given_and_no_other(finder: SocketFinder, holder: Holder) -> None:

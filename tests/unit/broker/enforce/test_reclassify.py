@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -20,6 +21,7 @@ from shaping.model.shapes import Rule
 
 RULE = Rule("storage", cgroup="service")
 TICK_S = 0.1
+DUPLICATE_S = 0.002
 
 
 class Sweeping:
@@ -114,6 +116,7 @@ class Host:
         self.slot_of_inode: dict[int, int] = {}
         self.listed_in_full = False
         self.passed_meanwhile: dict[int, int] = {}
+        self.cpu_s = 0.0
         monkeypatch.setattr(reclassify, "owned_sockets", self.sockets)
         monkeypatch.setattr(reclassify, "priority_of", lambda sock: self.priorities[sock.inode])
         monkeypatch.setattr(psutil, "pids", lambda: [1])
@@ -125,8 +128,8 @@ class Host:
             log=open_log(),
             slot_of_inode=lambda: self.slot_of_inode,
             sockets_of=lambda _: iter([(inode, inode) for inode in self.priorities]),
-            duplicate=lambda _, inode, **__: nullcontext(SimpleNamespace(inode=inode)),
-            cpu_clock=lambda: 0.0,
+            duplicate=self.duplicate,
+            cpu_clock=lambda: self.cpu_s,
         )
 
     def sockets(self, protocol: int, *, cgroups: object = None) -> Iterator[list[OwnedSocket]]:
@@ -134,6 +137,10 @@ class Host:
             self.listed_in_full = cgroups is None
             yield [OwnedSocket(True, 1, one, one, at, 1) for one, at in self.priorities.items()]
             self.slot_of_inode = {**self.slot_of_inode, **self.passed_meanwhile}
+
+    def duplicate(self, _: int, inode: int, **__: object) -> AbstractContextManager[Any]:
+        self.cpu_s += DUPLICATE_S
+        return nullcontext(SimpleNamespace(inode=inode))
 
     def sweep(self) -> None:
         self.earlier.look(lambda: [], classified=True, now_s=0.0)
@@ -160,3 +167,10 @@ def test_a_socket_that_is_passed_during_the_sweep_keeps_its_leaf(monkeypatch: py
     host.slot_of_inode, host.passed_meanwhile = {OWN: 0}, {LEFT: 0}
     host.sweep()
     assert host.priorities == {OWN: first, LEFT: first}
+
+
+def test_a_tick_takes_as_many_of_a_thousand_sockets_as_its_slice_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(dict.fromkeys(range(1, 1001), classid(JOB_MINOR[0])), monkeypatch)
+    host.slot_of_inode = {OWN: 0}
+    host.sweep()
+    assert 0 < host.cpu_s <= HASTENED_SLICE_S + DUPLICATE_S
