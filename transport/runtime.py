@@ -21,7 +21,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from hive_qos.errors import CancelledError, HiveError, MisuseError, PeerError
 from transport.arguments import is_index
-from transport.bootstrap.connect import ABORT_CHECK_S, Bootstrap, Factories, exchange_rank_infos, unconnected_error
+from transport.bootstrap.connect import (
+    ABORT_CHECK_S,
+    LATE_S,
+    Bootstrap,
+    Factories,
+    exchange_rank_infos,
+    unconnected_error,
+)
 from transport.bootstrap.rendezvous import Rendezvous
 from transport.broker.session import BrokerSession
 from transport.collectives.aborts import REASON_CHARS_MAX, sent_reason
@@ -51,9 +58,9 @@ REFUSALS_MAX = 3
 DRAIN_S = 2.5
 """How long `close` waits for acknowledgements of collectives that have ended: a link that was cut is noticed, and what
 was lost has gone over another."""
-UNCONNECTED_S, SOON_S = 5.0, 20.0
+UNCONNECTED_S = 5.0
 """All ranks are known, and a connection takes two round trips: somebody has to hear what is in its way. Who gives up
-soon hears it of the error: members of volatile groups try again and again."""
+before `LATE_S` hears it of the error: members of volatile groups try again and again."""
 AGAIN_S = 1.0
 """After periodic work has failed, which it never should."""
 _log = logging.getLogger("transport.runtime")
@@ -224,7 +231,7 @@ class Runtime:
         )
 
     def _await_everybody(self, bootstrap: Bootstrap, give_up_s: float, timeout_s: float) -> None:
-        warn_s = time.monotonic() + UNCONNECTED_S if timeout_s > SOON_S else math.inf
+        warn_s = time.monotonic() + UNCONNECTED_S if timeout_s > LATE_S else math.inf
         while not wait_until(self._connected, min(give_up_s, time.monotonic() + ABORT_CHECK_S)):
             now_s, missing = time.monotonic(), self._endpoint.peers.missing()
             if now_s >= min(give_up_s, warn_s):

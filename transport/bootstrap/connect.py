@@ -6,10 +6,11 @@ others (`transport.bootstrap.abort`).
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hive_qos.errors import PeerError, TimedOutError
@@ -35,6 +36,9 @@ from transport.wire.control_frames import HelloKey
 OnEvents = Callable[[Sequence[Event]], None]
 ABORT_CHECK_S = 0.5
 """How often a rank that waits looks whether another has given up: a small request of each rank to the store."""
+LATE_S = 20.0
+"""After so long it is said whom a rank waits for. Who gives up sooner says it in the error."""
+_log = logging.getLogger("transport.bootstrap.connect")
 
 
 def _open_sockets(settings: Settings, hint: str) -> Sequence[Sockets]:
@@ -133,16 +137,16 @@ def exchange_rank_infos(
         identity = factories.own_identity(settings, rank)
         sockets = factories.open_sockets(settings, str(getattr(rendezvous, "host", "")))
         try:
-            waiting = _Waiting(rendezvous, abort, began_s=time.monotonic(), give_up_s=give_up_s)
+            waiting = _Waiting(rendezvous, abort, rank, began_s=time.monotonic(), give_up_s=give_up_s)
             run = abort.run = abort.run or _read_run(waiting, world=world, world_size=world_size)
             locations = locations_of(sockets)
             own = RankInfo(rank=rank, node=identity.node, locations=locations, pin=identity.pin)
             rendezvous.set(_key(run, rank), encode(own, settings, run))
-            rank_infos: dict[int, RankInfo] = {}
-            for other in range(world_size):
-                if other != rank:
-                    entry = waiting.for_entry(_key(run, other), other)
-                    rank_infos[other] = decode(entry, rank=other, settings=settings, run=run)
+            keys = {other: _key(run, other) for other in range(world_size) if other != rank}
+            rank_infos = {
+                other: decode(entry, rank=other, settings=settings, run=run)
+                for other, entry in waiting.for_entries(keys)
+            }
             pins = [one.pin for one in rank_infos.values() if one.pin]
             if len(set(pins)) != len(pins):
                 raise PeerError("rendezvous", "two ranks published the same certificate")
@@ -168,39 +172,72 @@ def _begin_run(rendezvous: Rendezvous, *, world: str, world_size: int) -> Run:
 
 
 def _read_run(waiting: _Waiting, *, world: str, world_size: int) -> Run:
-    nonce = bytes(waiting.for_entry(run_key(world), 0))
+    [(_, entry)] = waiting.for_entries({0: run_key(world)})
+    nonce = bytes(entry)
     if len(nonce) != RUN_BYTES:
         raise PeerError("rank 0", f"its run has {len(nonce)} bytes, not {RUN_BYTES}")
     return Run(world, world_size, nonce)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Waiting:
     """Waits for what others publish, and raises when one of them has given up."""
 
     rendezvous: Rendezvous
     abort: BootstrapAbort
+    rank: int
     began_s: float
     give_up_s: float
+    _said: bool = False
 
-    def for_entry(self, key: str, rank: int) -> bytes:
-        """What a rank published.
+    def for_entries(self, keys: Mapping[int, str]) -> Iterator[tuple[int, bytes]]:
+        """Each of these ranks, with what it published under its key.
 
         Raises:
-            TimedOutError: nothing, and it names the rank.
+            TimedOutError: some have published nothing, and it names them.
             PeerError: a rank has given up.
         """
-        while True:
-            left_s = max(self.give_up_s - time.monotonic(), 0.0)
-            try:
-                return self.rendezvous.get(key, min(left_s, ABORT_CHECK_S))
-            except TimedOutError as error:
-                if time.monotonic() >= self.give_up_s:
-                    timeout_s = self.give_up_s - self.began_s
-                    if isinstance(error.__cause__, OSError):
-                        raise TimedOutError(f"connecting: {error.what}", timeout_s=timeout_s) from error
-                    raise missing_ranks_error([rank], timeout_s) from error
-            self.abort.check()
+        for rank, key in keys.items():
+            while True:
+                left_s = max(self.give_up_s - time.monotonic(), 0.0)
+                try:
+                    entry = self.rendezvous.get(key, min(left_s, ABORT_CHECK_S))
+                    break
+                except TimedOutError as error:
+                    now_s = time.monotonic()
+                    over = now_s >= self.give_up_s
+                    if isinstance(error.__cause__, OSError):  # nobody serves the store, which has said so
+                        if over:
+                            raise TimedOutError(f"connecting: {error.what}", timeout_s=self._timeout_s) from error
+                    elif over or (now_s >= self.began_s + LATE_S and not self._said):
+                        missing = [rank, *(one for one in keys if one > rank and not self._is_there(keys[one]))]
+                        if over:
+                            raise missing_ranks_error(missing, self._timeout_s) from error
+                        self._say(missing, now_s - self.began_s)
+                self.abort.check()
+            yield rank, entry
+
+    @property
+    def _timeout_s(self) -> float:
+        return self.give_up_s - self.began_s
+
+    def _say(self, missing: Sequence[int], waited_s: float) -> None:
+        self._said = True
+        _log.warning(
+            "hive-qos: rank %d has waited %.0f s for rank %s, of %.0f s. Has each been started, and only one rank %d?",
+            self.rank,
+            waited_s,
+            ", ".join(map(str, missing)),
+            self._timeout_s,
+            self.rank,
+        )
+
+    def _is_there(self, key: str) -> bool:
+        try:
+            self.rendezvous.get(key, 0.0)
+        except TimedOutError:
+            return False
+        return True
 
 
 def missing_ranks_error(missing: Sequence[int], timeout_s: float) -> TimedOutError:
