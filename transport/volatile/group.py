@@ -25,6 +25,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import replace
 from types import FrameType, TracebackType
 from typing import TypeVar
 
@@ -176,7 +177,8 @@ class VolatileGroup:
         _log.warning("%s joins again: %s", self.member, reason)
         self._control.fail(reason)
         self._control.close()
-        left, give_up_s = self._control.view, time.monotonic() + self._join_timeout_s
+        state, give_up_s = self._control.state, time.monotonic() + self._join_timeout_s
+        left = replace(state.view, base_step=state.committed, digest=state.digest)
         while True:
             try:
                 return self._join(left, give_up_s - time.monotonic())

@@ -21,6 +21,7 @@ from transport.inspection import jobs
 from transport.volatile.control import Control
 from transport.volatile.following import Follower
 from transport.volatile.links.mesh import CONNECT_S, Mesh
+from transport.volatile.membership import restart
 from transport.volatile.membership.succession import Succession
 from transport.volatile.protocol.admission import Admission, LetIn, MakePlan
 from transport.volatile.protocol.commit import Phase
@@ -324,6 +325,29 @@ def test_who_was_left_out_does_not_go_on_in_another_run_of_the_job(start: Callab
     until(lambda: other.step == 1)
     members[2].allow()
     assert "has begun anew" in str(members[2].wait()) or "have left since" in str(members[2].error)
+
+
+def test_members_that_all_fail_alike_go_on_from_what_they_hold(
+    start: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restart, "STANDS_S", 0.5)
+    monkeypatch.setattr(restart, "connect_s", lambda members: 0.0)
+    members = trio(start, MemoryStore())
+    for one in members:
+        assert one.group is not None
+        one.group._control.fail(EvictedError("its part of a meeting was broken off"))
+    seen = dict.fromkeys(members, 0)
+
+    def work() -> bool:
+        for one in members:
+            if len(one.met) > seen[one]:
+                seen[one] = len(one.met)
+                one.allow()
+        return all(len(one.met) > 1 and works(one, "a", "b", "c") for one in members)
+
+    until(work)
+    agree(*members)
+    assert min(one.met[1].step for one in members) == 1, "the first one goes on after the step that it holds"
 
 
 def test_who_joins_again_can_be_closed_while_the_register_is_away(start: Callable[..., Worker]) -> None:

@@ -31,7 +31,8 @@ class Newcomer:
 
     Args:
         links: its connections, none yet.
-        left: the last view that it was in, if it was left out: then it joins others, and begins nothing itself.
+        left: the last view that it was in, if it was left out, with the step that this member holds. It joins others
+            then, and goes on itself only where nobody else has: where all have failed alike, as in one meeting.
         raise_failure: raises what ends the waiting, if anything does.
     """
 
@@ -93,6 +94,8 @@ class Newcomer:
     def _begin(self, ended: View | None) -> View:
         """Try to be the first member, of a job that begins or has nobody any more; the view in force then."""
         first = View(1, (self.member,), 0, bytes(DIGEST_BYTES), run=self.member.incarnation)
+        if self.left is not None:
+            first = replace(first, base_step=self.left.base_step, digest=self.left.digest, run=self.left.run)
         if ended is not None:
             mesh = self.register.plan_mesh(ended.epoch + 1, [self.member])
             first = replace(first, epoch=ended.epoch + 1, asked=ended.asked, mesh=mesh)
@@ -133,9 +136,10 @@ class Newcomer:
                         self.member.name,
                     )
                 return view
-            alone = self.left is None and not self.links.reach(view.workers)
-            if alone and restart.is_due(view, number, now_s):
-                _log.warning("job %s begins anew: half of the workers of epoch %d died", self.register.job, view.epoch)
+            stands = self.left is None or view.epoch == self.left.epoch
+            if stands and not self.links.reach(view.workers) and restart.is_due(view, number, now_s):
+                what = "begins anew" if self.left is None else f"goes on after step {self.left.base_step}"
+                _log.warning("job %s %s: half of the workers of epoch %d died", self.register.job, what, view.epoch)
                 self._begin(view)
                 return None
             time.sleep(5 * POLL_S)
