@@ -33,6 +33,7 @@ from transport.arguments import check_count
 from transport.collectives.reduce_op import ReduceOp
 from transport.group import Group
 from transport.tensors import TensorView
+from transport.volatile import interrupts
 from transport.volatile.group import VolatileGroup
 from transport.volatile.protocol.view import View
 from transport.volatile.steps import require_finite
@@ -96,7 +97,10 @@ class A2CiD2(Algorithm):
 
     def _receive(self) -> None:
         assert self._flight is not None
-        (own, ended), self._flight = self._flight, None
+        own, ended = self._flight
+        with interrupts.may_raise():  # it stays under way then
+            ended.exception()
+        self._flight = None
         theirs = ended.result()
         self._pace = self._pairs.pace
         self._is_new = self._is_new and not self._pairs.begins
@@ -110,13 +114,14 @@ class A2CiD2(Algorithm):
         else:
             exchanged(self._all, self._ahead, theirs - own, self._pace)
 
-    def finish(self) -> None:
+    def _finish(self) -> None:
         """Average the parameters of all members that hold the job's."""
         _ = self._group  # raises where this member has not joined
         if self._flight is not None:
             self._receive()
         assert self._thread is not None
-        mean = self._thread.submit(self._pairs.average, self._finite(), is_new=self._is_new).result()
+        with interrupts.may_raise():
+            mean = self._thread.submit(self._pairs.average, self._finite(), is_new=self._is_new).result()
         self._all.write(mean)
         self._ahead.zero_()
         self._is_new = False

@@ -32,6 +32,7 @@ from integrations.volatile.fragments import cut, digest_of, trainable
 from integrations.volatile.outer import nesterov
 from transport.arguments import check_count
 from transport.settings import Settings
+from transport.volatile import interrupts
 from transport.volatile.group import EVERYBODY, JOIN_S, STEP_S, VolatileGroup
 from transport.volatile.register.register import Register
 from transport.volatile.steps import Committed
@@ -147,18 +148,23 @@ class Algorithm:
                 timeout_s=timeout_s,
                 join_timeout_s=join_timeout_s,
             ) as group:
-                self._joined, self._inner, self._trains = group, 0, threading.get_ident()
-                self._loaded = False
-                self._begin()
+                with group.unbroken():
+                    self._joined, self._inner, self._trains = group, 0, threading.get_ident()
+                    self._loaded = False
+                    self._begin()
                 with _trained_here(group):
                     yield group
         finally:
-            self._joined = None
-            self._end()
+            with interrupts.put_off(lambda: None):
+                self._joined = None
+                self._end()
 
     @contextlib.contextmanager
     def step(self, *, tokens: int = 1) -> Iterator[None]:
         """One inner step: the optimiser steps inside the block.
+
+        The first Ctrl-C in it has a meeting end soon. It raises KeyboardInterrupt once the model has the result, or no
+        other member has this one's part. A second one raises at once: a part may count twice then.
 
         Args:
             tokens: how many tokens or examples it learns from. All algorithms but `A2CiD2` weigh members by it.
@@ -173,19 +179,22 @@ class Algorithm:
             name = type(self).__name__
             reason = f"required no gradient when this {name} was made, so it is exchanged with nobody"
             raise MisuseError(f"a parameter that is trained {reason}: make it of parameters that all require one")
-        try:
-            self._before(tokens)
-            yield
-        except BaseException:
-            self._interrupted()
-            raise
-        self._inner += 1
-        if self._joined is not None:
-            self._joined.stepped(self._gradient_bytes)
-        self._after(tokens)
+        with self._unbroken():
+            try:
+                self._before(tokens)
+                yield
+            except BaseException:
+                self._interrupted()
+                raise
+            self._inner += 1
+            if self._joined is not None:
+                self._joined.stepped(self._gradient_bytes)
+            self._after(tokens)
 
     def finish(self) -> None:
         """Have the model hold what all members agree on. Those that end together call it, inside `join`."""
+        with self._unbroken():
+            self._finish()
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps beside the inner optimiser; a run of another size can go on from it."""
@@ -209,6 +218,13 @@ class Algorithm:
 
     def _after(self, tokens: int) -> None:
         """An inner step has ended; `_inner` counts it."""
+
+    def _finish(self) -> None:
+        """See `finish`."""
+
+    def _unbroken(self) -> contextlib.AbstractContextManager[None]:
+        """As of the group; a step without one is refused later."""
+        return contextlib.nullcontext() if self._joined is None else self._joined.unbroken()
 
     def _interrupted(self) -> None:
         """An inner step ends with an error, of the caller's or of `_before`."""

@@ -34,6 +34,7 @@ from hive_qos.errors import TimedOutError
 from integrations.volatile import outer
 from integrations.volatile.algorithm import GlobalAlgorithm, Layout
 from transport.collectives.reduce_op import ReduceOp
+from transport.volatile import interrupts
 from transport.volatile.group import VolatileGroup
 
 _log = logging.getLogger("integrations.volatile")
@@ -189,10 +190,11 @@ class AsyncDiLoCo(GlobalAlgorithm):
             self._steps[place] -= taken.steps
             self._tokens[place] -= taken.tokens
 
-    def finish(self) -> None:
+    def _finish(self) -> None:
         """Wait until all that the members have learned is merged: they end with the same merge."""
         self._hurry.set()
         while self._merging is not None and not self._merging.done():
+            interrupts.raise_if_put_off()
             with self._lock:
                 if self._rounds == self._rounds_seen:
                     self._lock.wait(IDLE_S)

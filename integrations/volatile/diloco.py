@@ -54,6 +54,10 @@ class DiLoCo(GlobalAlgorithm):
 
     def meet(self, *, with_all: bool = False) -> Committed:
         """Average the parameters now, and let the outer optimiser step; `with_all` waits for late ones, too."""
+        with self._unbroken():
+            return self._meet(with_all=with_all)
+
+    def _meet(self, *, with_all: bool) -> Committed:
         fragment, began = self._fragments[0], self._global[0]
         # What 16-bit parameters cannot hold of the global ones is nobody's change.
         own = fragment.read() + (began - fragment.rounded(self._held[0]))
@@ -79,7 +83,7 @@ class DiLoCo(GlobalAlgorithm):
         mean = weighted_mean(result)
         self._step(mean, self._global[0] - mean)
 
-    def finish(self) -> None:
+    def _finish(self) -> None:
         """A last meeting, unless one has followed the last step: a second one at once would be momentum alone."""
         if self._learns:
             self.meet(with_all=True)

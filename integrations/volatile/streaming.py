@@ -17,6 +17,7 @@ import torch
 
 from hive_qos.errors import MisuseError
 from integrations.volatile.algorithm import GlobalAlgorithm, weighted, weighted_mean
+from transport.volatile import interrupts
 from transport.volatile.steps import Committed
 
 
@@ -97,7 +98,7 @@ class StreamingDiLoCo(GlobalAlgorithm):
             if not self.overlap:
                 self._arrive(self.alpha)
 
-    def finish(self) -> None:
+    def _finish(self) -> None:
         """One more exchange of each fragment, to the means."""
         if self._flight is not None:
             self._arrive(1.0)
@@ -126,8 +127,11 @@ class StreamingDiLoCo(GlobalAlgorithm):
 
     def _arrive(self, alpha: float) -> None:
         """Wait for the fragment under way, and mix it into the model."""
-        flight, self._flight = self._flight, None
+        flight = self._flight
         assert flight is not None
+        with interrupts.may_raise():  # it stays under way then
+            flight.ended.exception()
+        self._flight = None
         self.last = flight.ended.result()
         for place, merged in enumerate(self._global):
             if self._held[place] is merged:

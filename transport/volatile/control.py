@@ -23,6 +23,7 @@ from typing import Concatenate
 from hive_qos.errors import EvictedError, HiveError, MisuseError, PeerError, RegisterLostError, TransportError
 from transport.group import Group
 from transport.settings import Settings
+from transport.volatile import interrupts
 from transport.volatile.links.links import Links
 from transport.volatile.membership.agreement import P
 from transport.volatile.membership.first_worker import FirstWorker
@@ -92,8 +93,10 @@ class Control:
         self.members_min = 1
         self.attempts = 0
         """How often the caller has begun to reduce the step that it is at."""
-        self.in_step = False
-        """The caller has called for a step, which is not over."""
+        self.in_step = 0
+        """The thread of the caller's whose call for a step is not over; 0 where there is none."""
+        self.leaving = False
+        """The caller's step, in another thread, is the last one."""
         self.idle = False
         """The caller waits between two steps, for others."""
         self.fetches: Fetch | None = None
@@ -208,7 +211,7 @@ class Control:
                 self.apply(commit.changed, lost=self._misled)
 
     def suspect(self) -> None:
-        """A step failed: have the view changed, or hear that it is."""
+        """A step failed, or is to end: have the view changed, or hear that it is."""
         self._suspicious = True
         self._wake.set()
 
@@ -328,6 +331,12 @@ class Control:
             raise self.failure
         if self.closing:
             raise MisuseError("this volatile group is closed")
+
+    def raise_if_ending(self) -> None:
+        """Raise what ends the caller's step, at a moment when no other member can have its part of it."""
+        if self.leaving:
+            raise MisuseError("this volatile group is being closed")
+        interrupts.raise_if_put_off()
 
     def is_over(self) -> bool:
         """Whether `raise_failure` would raise."""

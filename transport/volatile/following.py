@@ -214,6 +214,8 @@ class Follower:
         own_bytes = sum(one.data.nbytes for one in views)
         while control.view is view and control.state.phase is not Phase.FROZEN:
             control.raise_failure()
+            if last is None:
+                control.raise_if_ending()
             state = control.state
             step = state.committed + 1
             if time.monotonic() >= give_up_s:

@@ -41,14 +41,14 @@ from transport.arguments import check_count, check_seconds
 from transport.collectives.reduce_op import ReduceOp
 from transport.group import Group
 from transport.settings import Settings
-from transport.volatile import departure
+from transport.volatile import departure, interrupts
 from transport.volatile.control import TELL_S, Control
 from transport.volatile.following import ApplyResult, Follower
 from transport.volatile.membership.joining import JobOverError
 from transport.volatile.protocol.hand_over import ASK_S, STAY_S
 from transport.volatile.protocol.view import MEMBERS_MAX, NAME_BYTES_MAX, Member, View
 from transport.volatile.record.tape import require_folder
-from transport.volatile.register.register import Register, RegisterForgotError
+from transport.volatile.register.register import POLL_S, Register, RegisterForgotError
 from transport.volatile.steps import Committed, Steps
 
 T = TypeVar("T")
@@ -64,6 +64,8 @@ JOIN_S = STEP_S
 """A newcomer is let in within seconds, and works after the step that is under way then."""
 AGAIN_S = 1.0
 """Before a member that could not join again tries to: so long a link may take to come back, of a machine that slept."""
+END_S = 10.0
+"""A step that is to end does so within a few round trips, or once a loss is seen and agreed on."""
 LEAVE_S = 1.0
 """On a signal, `TELL_S` of it to tell the others: service managers and clouds kill some seconds after theirs."""
 
@@ -232,7 +234,8 @@ class VolatileGroup:
         then, too, and what they say was learned from an older state.
 
         An error of another kind than below, as of a signal's handler, leaves the step half done: the others go on
-        without this member, and its next call joins again. So it is in `make_up` and `aside`.
+        without this member, and its next call joins again. So it is in `make_up` and `aside`. `unbroken` puts Ctrl-C
+        off.
 
         Args:
             timeout_s: of this step; None is the group's.
@@ -303,7 +306,7 @@ class VolatileGroup:
     def _whole(self) -> Iterator[None]:
         """What is broken off half done, as by Ctrl-C, is not taken up again: the others go on without this member."""
         control = self._control
-        control.in_step = True
+        control.in_step = threading.get_ident()
         try:
             yield
         except HiveError:
@@ -313,7 +316,20 @@ class VolatileGroup:
                 self.lose_state(f"{type(error).__name__} has broken off what the members do together")
             raise
         finally:
-            control.in_step = False
+            control.in_step = 0
+
+    def unbroken(self) -> contextlib.AbstractContextManager[None]:
+        """A block that Ctrl-C does not cut in two: a step and the use of its result.
+
+        The first one has a step that this thread makes end soon, however late the others are. Either it is committed,
+        or `all_reduce` raises KeyboardInterrupt, and this member's part counts nowhere. Else that is raised where the
+        block ends. A second Ctrl-C raises at once, and a part may count that is taken for one that does not.
+        """
+        return interrupts.put_off(self._end_step)
+
+    def _end_step(self) -> None:
+        if self._control.in_step == threading.main_thread().ident and self._steps.is_under_way:
+            self._control.suspect()
 
     def rejoin(self) -> Committed | None:
         """Between two steps: join again now, where the others have gone on without this member.
@@ -331,7 +347,8 @@ class VolatileGroup:
     def _left_out(self, reason: EvictedError) -> Committed:
         """Join again; what then counts as the step that this member was left out of."""
         contributed = self._steps.is_in_their_result()
-        self._join_again(reason)
+        with interrupts.may_raise():
+            self._join_again(reason)
         return Committed(self.step, (), attempts=0, contributed=contributed, applied=True)
 
     def aside(self, run: Callable[[Group, View], T], *, timeout_s: float | None = None) -> T | None:
@@ -391,7 +408,7 @@ class VolatileGroup:
         try:
             self._stay(STAY_S, between_steps=self._follower.give_state)
         finally:
-            self._go()
+            self._end_step_and_go()
 
     def _stay(self, stay_s: float, *, between_steps: Callable[[], object] = lambda: None) -> None:
         """For so long at most, while somebody needs what nobody else will have."""
@@ -471,6 +488,22 @@ class VolatileGroup:
         if kind is None:
             self.leave()
         else:
+            self._end_step_and_go()
+
+    def _end_step_and_go(self) -> None:
+        """A step that another thread makes is ended first: the caller hears whether this member's part counts."""
+        control, give_up_s = self._control, time.monotonic() + END_S
+        control.leaving = True
+
+        def is_under_way() -> bool:
+            return bool(control.in_step) and not (control.is_inherited or control.is_over())
+
+        try:
+            if is_under_way():
+                control.suspect()
+            while is_under_way() and time.monotonic() < give_up_s:
+                time.sleep(POLL_S)
+        finally:
             self._go()
 
     def _go(self) -> None:

@@ -186,7 +186,6 @@ class Steps:
             within: wait no longer than for as long as this is the view.
         """
         control, say_s = self._control, time.monotonic() + SAY_S
-        self.is_under_way = False
         try:
             while True:
                 given = self._follower.give_state()
@@ -196,6 +195,7 @@ class Steps:
                     if state.phase is Phase.BEHIND or (within is not None and view is not within):
                         self.is_under_way = True
                         return None, view
+                    control.raise_if_ending()
                     if given and self._follower.is_asked_for_state():
                         continue  # since a moment ago, and before the next step
                     waits = view.pause or len(view.workers) < self._control.members_min
@@ -234,6 +234,7 @@ class Steps:
                 again_s = now_s + ARRIVE_AGAIN_S
             with control.changed:
                 control.raise_failure()
+                control.raise_if_ending()
                 if control.view is not view or control.state.phase is Phase.FROZEN:
                     return None
                 if arrived.made_up and control.unfit == (arrived.epoch, arrived.step):

@@ -22,8 +22,8 @@ class Agreement(Protocol):
 
     members_min: int
     """The caller's steps wait for so many."""
-    in_step: bool
-    """The caller has called for a step, which is not over."""
+    in_step: int
+    """The thread of the caller's whose call for a step is not over; 0 where there is none."""
 
     @property
     def state(self) -> State:

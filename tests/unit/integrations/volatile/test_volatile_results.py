@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from contextlib import nullcontext
 from typing import Any, cast
 
 import numpy as np
@@ -83,6 +84,8 @@ def test_what_a_hook_of_the_optimiser_does_is_done_in_steps_that_a_member_repeat
 
 class LeftOut:
     """A group that goes on without a member in its step, has all values of 5, and lets it in again."""
+
+    unbroken = nullcontext
 
     def __init__(self, algorithm: Algorithm, *, contributed: bool) -> None:
         self._algorithm, self._contributed = algorithm, contributed
