@@ -25,7 +25,7 @@ from patience import most_of, wait_until
 from broker.client import Session, request
 from broker.client.protocol import encode
 from broker.process.rights import Authority, Right, peer_of
-from broker.sessions import server
+from broker.sessions import server, session
 from broker.sessions.messages import Announce
 from broker.sessions.protocol import MESSAGES_AT_ONCE, MESSAGES_PER_S
 from broker.sessions.service import SessionService
@@ -236,9 +236,9 @@ def test_what_one_users_sessions_queue_together_is_read_in_turn_with_anothers(
     release = threading.Event()
     announce = SessionService.announce
 
-    def counted(service: SessionService, session: server.Session, message: Announce) -> None:
-        read.append(session.name)
-        announce(service, session, message)
+    def counted(service: SessionService, one: session.Session, message: Announce) -> None:
+        read.append(one.name)
+        announce(service, one, message)
 
     monkeypatch.setattr(SessionService, "announce", counted)
     with contextlib.ExitStack() as held:
