@@ -231,7 +231,7 @@ def test_syncthings_backlog_and_limit_follow_its_class_and_are_restored_after_ev
     assert list(adapter.state.glob("*.json")) == []
 
 
-def test_a_limit_set_by_hand_in_syncthing_wins(
+def test_a_limit_set_by_hand_in_syncthing_wins_and_what_else_was_ours_is_put_back(
     pair: tuple[SyncthingHost, SyncthingHost], beside: Callable[[Running, str], Adapter]
 ) -> None:
     own, _ = pair
@@ -241,8 +241,9 @@ def test_a_limit_set_by_hand_in_syncthing_wins(
     wait_until(lambda: "by hand" in adapter.told().get("text", ""))
     assert own.rate() == OWN_KIB_PER_S * KIB_BITS
     assert adapter.end(signal.SIGTERM) == 0
-    assert own.rate() == OWN_KIB_PER_S * KIB_BITS
-    own.patch("/rest/config/options", {"maxSendKbps": 0, "limitBandwidthInLan": False})
+    _, left = own.ask(lambda one: one.settings())
+    assert (left["maxSendKbps"], left["limitBandwidthInLan"]) == (OWN_KIB_PER_S, False)
+    own.patch("/rest/config/options", {"maxSendKbps": 0})
 
 
 def test_a_wrong_key_is_an_alarm_with_what_to_do_and_touches_nothing(
