@@ -9,6 +9,8 @@ from transport.collectives.membership import CLOSED_MAX
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 """The first test starts all ranks of all scenarios, which takes tens of seconds where others want the cores as well."""
+CLOSING = 3
+"""Of a kind: the transport's thread may yet close the last group, which has a plan for each of three algorithms."""
 Results = dict[str, list[RankResult]]
 
 
@@ -23,7 +25,7 @@ def test_what_is_there_is_the_same_after_many_cycles(results: Results, scenario:
         assert result.exit_code == 0, result.output[-3000:]
         (found,) = result.reports
         grown = {name: (found["first"].get(name, 0), count) for name, count in found["last"].items()}
-        grown = {name: (before, now) for name, (before, now) in grown.items() if now > before + 2}  # one may linger
+        grown = {name: (before, now) for name, (before, now) in grown.items() if now > before + CLOSING}
         assert not grown
 
 
