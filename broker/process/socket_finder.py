@@ -1,6 +1,7 @@
 """The socket finder: a small process that looks into other processes for the daemon, which may not.
 
     daemon --"s NUMBER PID"------------------------> finder    which sockets a process holds
+    daemon --"e NUMBER"----------------------------> finder    end that list
     daemon --"t NUMBER PID DESCRIPTOR COOKIE"------> finder    a duplicate of one
     daemon <--number, kind, values [a descriptor]--- finder    one answer, or several of kind MORE before the last
 
@@ -18,6 +19,7 @@ import socket
 import struct
 import sys
 from array import array
+from collections.abc import Iterator
 
 from broker.process.proc_fds import sockets_of
 from hive_qos.errors import KernelRejectedError, PrivilegeError
@@ -33,34 +35,42 @@ BYTES_MAX = ANSWER.size + 16 * SOCKETS_AT_ONCE
 
 
 def serve(sock: socket.socket) -> None:
-    """Say that we are there, and answer until the other end closes."""
+    """Say that we are there, and answer until the other end closes.
+
+    A question goes before the pages of lists, and lists take turns: the daemon reads several at a time, in slices, and
+    no page waits for the whole of a longer list.
+    """
     sock.send(ANSWER.pack(0, LAST))
-    while question := sock.recv(BYTES_MAX):
-        _answer(sock, question)
+    questions = select.poll()
+    questions.register(sock, select.POLLIN)
+    lists: dict[int, Iterator[tuple[int, int]]] = {}
+    while True:
+        if lists and not questions.poll(0):
+            number = next(iter(lists))
+            held = lists.pop(number)
+            if _page(sock, number, held):
+                lists[number] = held  # behind the others
+            continue
+        if not (question := sock.recv(BYTES_MAX)):
+            break
+        word, number, *rest = question[:1], *map(int, question[1:].split())
+        if word == b"s":
+            lists[number] = sockets_of(*rest)
+        elif word == b"e":
+            lists.pop(number, None)
+        else:
+            _give(sock, number, *rest)
 
 
-def _answer(sock: socket.socket, question: bytes) -> None:
-    word, number, pid, *rest = question.split()
-    if word == b"s":
-        _list(sock, int(number), int(pid))
-    else:
-        _give(sock, int(number), int(pid), *map(int, rest))
-
-
-def _list(sock: socket.socket, number: int, pid: int) -> None:
-    """Answers what is asked meanwhile between two pages: the daemon waits for that, and reads a list in slices."""
-    held = sockets_of(pid)
-    next_question = select.poll()
-    next_question.register(sock, select.POLLIN)
+def _page(sock: socket.socket, number: int, held: Iterator[tuple[int, int]]) -> bool:
+    """Send the next page of a list; False where it was the last."""
     try:
-        while page := list(itertools.islice(held, SOCKETS_AT_ONCE)):
-            sock.send(ANSWER.pack(number, MORE) + array("Q", itertools.chain.from_iterable(page)).tobytes())
-            if next_question.poll(0) and (question := sock.recv(BYTES_MAX)):
-                _answer(sock, question)
+        page = list(itertools.islice(held, SOCKETS_AT_ONCE))
     except PermissionError:
         sock.send(ANSWER.pack(number, DENIED))
-    else:
-        sock.send(ANSWER.pack(number, LAST))
+        return False
+    sock.send(ANSWER.pack(number, MORE if page else LAST) + array("Q", itertools.chain.from_iterable(page)).tobytes())
+    return bool(page)
 
 
 def _give(sock: socket.socket, number: int, pid: int, descriptor: int, cookie: int) -> None:

@@ -108,9 +108,7 @@ class SocketFinder:
             raise PermissionError("the finder has ended; restart the broker")
         self._number += 1
         asked = self._number
-        question = b"%b %d %b" % (word, asked, b" ".join(b"%d" % number for number in numbers))
-        with contextlib.suppress(OSError):  # it does not read, or has ended: the answer says which
-            self._sock.send(question, socket.MSG_DONTWAIT)
+        self._send(word, asked, *numbers)
         early = self._early[asked] = deque()
         kind, until_s = MORE, time.monotonic() + ANSWER_S
         try:
@@ -123,6 +121,13 @@ class SocketFinder:
                     until_s = time.monotonic() + ANSWER_S
         finally:
             del self._early[asked]
+            if kind == MORE:
+                self._send(b"e", asked)
+
+    def _send(self, word: bytes, *numbers: int) -> None:
+        with contextlib.suppress(OSError):  # it does not read, or has ended: the answer says which
+            if self._sock is not None:
+                self._sock.send(b"%b %b" % (word, b" ".join(b"%d" % number for number in numbers)), socket.MSG_DONTWAIT)
 
     def _receive(self, *, within_s: float) -> None:
         """Take the next answer, whichever question it is to; one that nobody waits for any more is dropped."""

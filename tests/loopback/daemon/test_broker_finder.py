@@ -10,10 +10,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
-from patience import wait_until
+from patience import LIMIT_S, wait_until
 
 from broker.events.log import open_log
 from broker.process import socket_finder_client
@@ -99,22 +100,31 @@ def test_lists_of_two_processes_can_be_read_in_turns_and_sockets_be_had_meanwhil
     assert all(holder.inodes <= inodes for inodes in listed)
 
 
-def test_a_question_is_answered_between_two_pages_of_a_list(holder: Holder) -> None:
+def test_lists_take_turns_page_by_page_and_one_that_is_not_wanted_any_more_ends(holder: Holder) -> None:
     daemon, finder = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with daemon, finder:
-        daemon.send(b"s 1 %d" % holder.pid)
-        daemon.send(b"s 2 %d" % (2**22 + 1))
-        daemon.shutdown(socket.SHUT_WR)
-        serve(finder)
-        finder.close()
-        packets = iter(lambda: daemon.recv(BYTES_MAX), b"")
-        assert [ANSWER.unpack_from(packet) for packet in packets] == [
-            (0, LAST),
-            (1, MORE),
-            (2, LAST),
-            (1, MORE),
-            (1, LAST),
-        ]
+    with finder, ThreadPoolExecutor() as pool:
+        with daemon:
+            daemon.settimeout(LIMIT_S)
+            for number in (1, 2, 3, 4):
+                daemon.send(b"s %d %d" % (number, holder.pid))
+            daemon.send(b"e 2")
+            served = pool.submit(serve, finder)
+            got = [ANSWER.unpack_from(daemon.recv(BYTES_MAX)) for _ in range(10)]
+        served.result(LIMIT_S)
+    assert got == [(0, LAST), *((number, kind) for kind in (MORE, MORE, LAST) for number in (1, 3, 4))]
+
+
+def test_who_stops_reading_a_list_says_so_and_who_has_read_it_does_not() -> None:
+    asking = SocketFinder(log=open_log())
+    asking._sock, finder = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with finder:
+        for number, kind in ((1, MORE), (2, LAST)):
+            finder.send(ANSWER.pack(number, kind) + struct.pack("=QQ", 3, 4711))
+            for found in asking.sockets_of(7):
+                assert found == (3, 4711)
+                break
+        asking.close()
+        assert list(iter(lambda: finder.recv(BYTES_MAX), b"")) == [b"s 1 7", b"e 1", b"s 2 7"]
 
 
 def test_a_socket_of_ip_is_given_and_no_other(finder: SocketFinder, holder: Holder) -> None:
