@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import urllib.parse
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
@@ -19,21 +20,39 @@ MOMENT_S_MAX = 1e12
 """Seconds since 1970: thirty thousand years, and no infinity."""
 
 
-def _one_of(names: Iterable[str]) -> Meta:
-    """A text that is one of some: the pattern tells who wrote another what could be."""
-    return Meta(pattern=f"^({'|'.join(names)})$", extra_json_schema={"enum": list(names)})
+def _seconds(low: float, high: float) -> Meta:
+    """Judged by the loop, as what `hive-qos` and the file say."""
+    return Meta(
+        description=f"a number of seconds from {low:.0f} to {high:.0f}",
+        extra_json_schema={"minimum": low, "maximum": high},
+    )
 
 
-Moment = Annotated[float, Meta(ge=-MOMENT_S_MAX, le=MOMENT_S_MAX)]
-Level = Annotated[str, _one_of(LEVELS)]
-Group = Annotated[str, _one_of(GROUPS)]
-Texts = Annotated[tuple[str, ...], Meta(max_length=SETTINGS_MAX)]
+def _name_of(names: Iterable[str]) -> Meta:
+    """A text that is one of some. `$` alone would let a line feed follow."""
+    return Meta(
+        pattern=rf"^({'|'.join(names)})$(?!\n)",
+        description=f"one of {', '.join(names)}",
+        extra_json_schema={"enum": list(names)},
+    )
+
+
+Count = Annotated[int, Meta(ge=0, description="a whole number from 0")]
+Limit = Annotated[int, Meta(ge=1, description="a whole number from 1")]
+Moment = Annotated[float, Meta(ge=-MOMENT_S_MAX, le=MOMENT_S_MAX, description="a number of seconds since 1970")]
+Level = Annotated[str, _name_of(LEVELS)]
+Groups = Annotated[
+    tuple[Annotated[str, _name_of(GROUPS)], ...],
+    Meta(description=f"one or more of {', '.join(GROUPS)}, with commas between them"),
+]
+Texts = Annotated[tuple[str, ...], Meta(max_length=SETTINGS_MAX, description=f"at most {SETTINGS_MAX} of these")]
 Kind = Annotated[str, Meta(extra_json_schema={"enum": list(KEYS)})]
 """Judged with the setting, where the advice is better."""
-TrialSeconds = Annotated[float, Meta(extra_json_schema={"minimum": TRIAL_S_MIN, "maximum": TRIAL_S_MAX})]
-SettingSeconds = Annotated[float, Meta(extra_json_schema={"minimum": 1, "maximum": SETTING_S_MAX})]
-PauseSeconds = Annotated[float, Meta(extra_json_schema={"minimum": 1, "maximum": PAUSE_S_MAX})]
-"""Judged by the loop, as what `hive-qos` and the file say."""
+OnlyTrue = Annotated[Literal["true"], Meta(description="true, or leave it out")]
+TrialSeconds = Annotated[float, _seconds(TRIAL_S_MIN, TRIAL_S_MAX)]
+SettingSeconds = Annotated[float, _seconds(1, SETTING_S_MAX)]
+PauseSeconds = Annotated[float, _seconds(1, PAUSE_S_MAX)]
+"""The descriptions are the advice to whom wrote another value."""
 _FIELDS_MAX = SETTINGS_MAX + 3  # with kind, name and for_s
 _SEVERAL = ("set", "key")
 _LISTS = ("by",)
@@ -42,10 +61,10 @@ _LISTS = ("by",)
 class LogQuestion(Struct, frozen=True, forbid_unknown_fields=True):
     """Events with a larger number than `after`, since a time, at least as grave; of these the last `limit`."""
 
-    after: Annotated[int, Meta(ge=0)] = 0
+    after: Count = 0
     since_s: Moment = 0.0
     level: Level = "debug"
-    limit: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
+    limit: Limit | UnsetType = UNSET
 
 
 class UsageQuestion(Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,7 +72,7 @@ class UsageQuestion(Struct, frozen=True, forbid_unknown_fields=True):
 
     since_s: Moment = 0.0
     until_s: Moment | UnsetType = UNSET
-    by: tuple[Group, ...] = ("class",)
+    by: Groups = ("class",)
 
 
 class Bare(Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,7 +83,7 @@ class Reload(Struct, frozen=True, forbid_unknown_fields=True):
     """For how long it is on trial, if it is; and whether it is of the candidate beside the file."""
 
     trial_s: TrialSeconds | UnsetType = field(name="confirm_s", default=UNSET)
-    candidate: Literal["true"] | UnsetType = UNSET
+    candidate: OnlyTrue | UnsetType = UNSET
 
 
 class Set(Struct, frozen=True, forbid_unknown_fields=True):
@@ -113,7 +132,24 @@ def read_query(kind: type[Question], query: str) -> Question:
     values: dict[str, Any] = {name: found if name in _SEVERAL else found[-1] for name, found in given.items()}
     for name in values.keys() & set(_LISTS):
         values[name] = values[name].split(",") if values[name] else []
-    return msgspec.convert(values, kind, strict=False)
+    known = kind.__struct_encode_fields__
+    if unknown := sorted(values.keys() - set(known)):
+        raise ValueError(f"no parameter {', '.join(unknown)!r}; known here: {', '.join(known) or 'none'}")
+    try:
+        return msgspec.convert(values, kind, strict=False)
+    except msgspec.ValidationError as problem:
+        raise ValueError(_advice(kind, given, problem)) from None
+
+
+def _advice(kind: type[Struct], given: Mapping[str, Sequence[str]], problem: msgspec.ValidationError) -> str:
+    """Which parameter is wrong or missing, and what it takes: a validator tells of types and patterns."""
+    for one in parameters(kind):
+        name = one["name"]
+        if one["required"] and name not in given:
+            return f"{name} is missing"
+        if re.search(rf"`\$\.{name}\b", str(problem)):
+            return f"{name}={given[name][-1]}: write {one['schema']['description']}"
+    return str(problem)
 
 
 def parameters(kind: type[Struct]) -> list[dict[str, Any]]:
