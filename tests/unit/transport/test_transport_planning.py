@@ -263,6 +263,33 @@ def test_rates_that_move_within_the_band_and_what_is_not_measured_are_no_reason_
     assert agreements([[0] * 3] * 100) == [0]
 
 
+def test_ranks_that_were_bound_by_their_own_links_ask_as_soon_as_they_are_no_more():
+    """Each has heard of the other that it was: none of them may wait for the other's news."""
+    planners = [Planner(ranks=range(3), rank=rank, forced="", site="", host="x") for rank in range(3)]
+
+    def asking(*, lately: bool, now_s: float) -> list[int]:
+        bound = replace(link(40, rtt_us={}), full_lately=lately)
+        reports = [bound, bound, replace(bound, full=False, full_lately=False)]
+        number = max(one.table.number for one in planners)
+        asked = [
+            rank
+            for rank in range(3)
+            if planners[rank].is_due(number, lambda _far, rank=rank: reports[rank], now_s=now_s)
+        ]
+        if asked:
+            rows = [planners[rank].begin(number, lambda _far, rank=rank: reports[rank]) for rank in range(3)]
+            for one in planners:
+                one.agreed(rows)
+        return asked
+
+    assert asking(lately=True, now_s=1.0) == [0, 1, 2]
+    assert planners[2].table.up_bits_per_s == (40 * MBIT, 40 * MBIT, 1000 * MBIT)
+    assert asking(lately=True, now_s=2.0) == []
+    assert asking(lately=False, now_s=3.0) == [0, 1]
+    assert planners[2].table.up_bits_per_s == (40 * MBIT,) * 3
+    assert asking(lately=False, now_s=4.0) == []
+
+
 def test_a_round_trip_that_makes_two_sites_one_is_a_reason_to_agree():
     planner = Planner(ranks=range(3), rank=0, forced="", site="", host="x")
     far = [link(0, rtt_us={other: 5000 for other in range(3) if other != rank}) for rank in range(3)]

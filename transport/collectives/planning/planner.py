@@ -25,7 +25,7 @@ from typing import TypeAlias
 from transport.collectives.algorithms.registry import ALGORITHMS
 from transport.collectives.codecs import Codec
 from transport.collectives.planning import agreement
-from transport.collectives.planning.agreement import Row
+from transport.collectives.planning.agreement import FULL, FULL_LATELY, Row
 from transport.collectives.planning.cost_model import Candidate, Choice, Network, choose, operation_name
 from transport.collectives.planning.link_rates import LinkReport
 from transport.collectives.problem import Operation, Plan, Problem
@@ -101,12 +101,18 @@ class Planner:
         return number >= first and (not self._rows or number >= first + AHEAD_MAX or self._has_news(report, now_s))
 
     def _has_news(self, report: Report, now_s: float) -> bool:
-        """Whether the group would have another table if all others said what they said last."""
+        """Whether the group would have another table if all others said what they said last.
+
+        Of several links that were full, each rank would wait for another one's news: who is bound by its own no more
+        asks.
+        """
         if now_s - self._looked_s < LOOK_EVERY_S:
             return False
         self._looked_s = now_s
-        rows = [*self._rows[: self._rank], self._row(0, report), *self._rows[self._rank + 1 :]]
-        return agreement.would_change(self.table, rows)
+        row, said = self._row(0, report), self._rows[self._rank]
+        if int(row[FULL]) < FULL_LATELY == int(said[FULL]):
+            return True
+        return agreement.would_change(self.table, [*self._rows[: self._rank], row, *self._rows[self._rank + 1 :]])
 
     def begin(self, number: int, report: Report) -> Row:
         """An agreement begins, with or after the operation that is due; this rank's row."""
