@@ -28,7 +28,8 @@ host=$("$rustc" -vV | sed -n 's/^host: //p')
 sysroot=$("$rustc" --print sysroot)
 has() { compgen -G "$sysroot/lib/rustlib/$host/lib/librustc*_rt.$1.a" >/dev/null || left_out "this Rust has no $1 for $host"; }
 built="$root/native/target/$what"
-export PYO3_PYTHON=$python RUSTC_BOOTSTRAP=1 CARGO_PROFILE_DEV_OPT_LEVEL=1
+# With the line numbers that a report names, which tests are otherwise built without.
+export PYO3_PYTHON=$python RUSTC_BOOTSTRAP=1 CARGO_PROFILE_DEV_OPT_LEVEL=1 CARGO_PROFILE_DEV_DEBUG=line-tables-only
 cargo_for() { cargo "$1" --quiet --locked --target "$host" --target-dir "$built" "${@:2}"; }
 
 # Have Python import this build rather than the one that is installed.
