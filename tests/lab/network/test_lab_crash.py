@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -38,13 +39,16 @@ def leftovers(place: Path) -> list[str]:
     dot) for the next command to remove; the fixture looks for that one.
     """
     found = [f"state {entry.name}" for entry in place.iterdir() if not entry.name.startswith(".")]
-    elsewhere = Path("/run/hive-lab")
-    known = {entry.name for entry in elsewhere.iterdir()} if elsewhere.is_dir() else set()
+    entries: list[Path] = []
     for directory in (Path("/run/netns"), Path("/etc/netns")):
-        for entry in directory.iterdir() if directory.is_dir() else ():
-            name = re.match(r"hq([0-9a-f]{4})-", entry.name)
-            if name is not None and name[1] not in known and entry.exists():
-                found.append(f"{directory}/{entry.name}")
+        with contextlib.suppress(FileNotFoundError):  # the last lab that ends removes it
+            entries += directory.iterdir()
+    elsewhere = Path("/run/hive-lab")  # after the namespaces: labs of others are written down before they have any
+    known = {entry.name for entry in elsewhere.iterdir()} if elsewhere.is_dir() else set()
+    for entry in entries:
+        name = re.match(r"hq([0-9a-f]{4})-", entry.name)
+        if name is not None and name[1] not in known and entry.exists():
+            found.append(str(entry))
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:
