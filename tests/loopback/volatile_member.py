@@ -191,6 +191,7 @@ def main(address: str, wishes: Mapping[str, Any]) -> int:
                 listen=wishes.get("listen", "127.0.0.1"),
                 broker=wishes.get("broker", "off"),
                 receive_bytes_max=wishes.get("bytes_max", 2**30),
+                tape=wishes.get("tape", ""),
             ),
             join_timeout_s=wishes.get("join_s", 60.0),
         ) as group:

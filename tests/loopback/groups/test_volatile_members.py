@@ -16,6 +16,8 @@ import pytest
 from broker_support import CONFIGURATION, Running
 from patience import wait_until
 
+from transport.volatile.record.replay import replay
+
 PROGRAM = Path(__file__).parents[1] / "volatile_member.py"
 LIMIT_S = 60.0
 STALL_S = 1.0
@@ -26,14 +28,15 @@ class Members:
     """Processes by name, and what each has written so far."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._folder, self._tapes = folder, folder / "tapes"
+        self._tapes.mkdir()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._read: dict[str, tuple[int, list[dict[str, Any]]]] = {}
         self._start("register", [])
         wait_until(lambda: self.lines("register"), what=self.said, limit_s=LIMIT_S)
 
     def start(self, name: str, **wishes: Any) -> None:
-        self._start(name, [json.dumps({"name": name, **wishes})])
+        self._start(name, [json.dumps({"name": name, "tape": str(self._tapes), **wishes})])
 
     def _start(self, name: str, arguments: Sequence[str]) -> None:
         command = [sys.executable, str(PROGRAM), str(self._folder / "socket"), *arguments]
@@ -92,6 +95,10 @@ class Members:
             for one in self.steps(name):
                 weights.setdefault(one["step"], set()).add(one["digest"])
         assert {step for step, found in weights.items() if len(found) > 1} == set(), self.said()
+        document = replay(sorted(self._tapes.iterdir()))
+        assert document["violations"] == [], self.said()
+        commits = [one["steps"] for run in document["runs"] for one in run["events"] if one["kind"] == "commits"]
+        assert all(any(first <= step <= last for first, last in commits) for step in weights), (commits, self.said())
 
     def end(self) -> None:
         for process in self.processes.values():
