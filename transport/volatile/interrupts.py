@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -44,7 +45,7 @@ def put_off(end_soon: Callable[[], None]) -> Iterator[None]:
     if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
-    ended = threading.Event()
+    ended, process = threading.Event(), os.getpid()
 
     def end() -> None:
         end_soon()
@@ -52,7 +53,7 @@ def put_off(end_soon: Callable[[], None]) -> Iterator[None]:
             _log.warning("Ctrl-C: this member ends its step with the others first; a second one stops it at once")
 
     def pressed(_number: int, _frame: FrameType | None) -> None:
-        if _Pressed.raises:
+        if _Pressed.raises or ended.is_set() or os.getpid() != process:  # put back by somebody later; a forked child
             raise KeyboardInterrupt
         if _Pressed.once:
             raise KeyboardInterrupt("a step was cut in two: what it has learned since the last one may count twice")
@@ -71,7 +72,9 @@ def put_off(end_soon: Callable[[], None]) -> Iterator[None]:
         if signal.getsignal(signal.SIGINT) is pressed:  # else it is the caller's
             signal.signal(signal.SIGINT, signal.default_int_handler)
         ended.set()
-    raise_if_put_off()
+        once, _Pressed.once = _Pressed.once, False
+    if once:
+        raise KeyboardInterrupt
 
 
 @contextlib.contextmanager

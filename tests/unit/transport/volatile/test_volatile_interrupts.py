@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -70,6 +71,38 @@ def test_one_is_raised_where_the_block_ends_by_an_error_too() -> None:
     with pytest.raises(KeyboardInterrupt) as raised, interrupts.put_off(lambda: None):
         block()
     assert isinstance(raised.value.__cause__, ValueError)
+
+
+def test_one_that_ended_a_block_is_not_raised_again_after_it() -> None:
+    def by_an_error() -> None:
+        press()
+        raise ValueError
+
+    def by_a_second_one() -> None:
+        press()
+        press()
+
+    for block in (by_an_error, by_a_second_one):
+        with pytest.raises(KeyboardInterrupt), interrupts.put_off(lambda: None):
+            block()
+        interrupts.raise_if_put_off()
+
+
+def test_a_child_forked_in_a_block_and_who_puts_the_handler_back_after_it_hear_ctrl_c_at_once() -> None:
+    with interrupts.put_off(lambda: None):
+        child = os.fork()
+        if not child:
+            try:
+                press()
+            except KeyboardInterrupt:
+                os._exit(0)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        within = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, within)
+    with pytest.raises(KeyboardInterrupt):
+        press()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def test_a_block_within_a_block_and_one_in_another_thread_change_nothing() -> None:
