@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from patience import wait_until
-from volatile_workers import SECRET, Forgetful, Worker, agree, alone, trio, until, works
+from volatile_workers import SECRET, Forgetful, Worker, agree, alone, step_together, trio, until, works
 
 from hive_qos.errors import EvictedError, MisuseError, TimedOutError
 from transport.inspection import jobs
@@ -348,6 +349,39 @@ def test_members_that_all_fail_alike_go_on_from_what_they_hold(
     until(work)
     agree(*members)
     assert min(one.met[1].step for one in members) == 1, "the first one goes on after the step that it holds"
+
+
+@pytest.mark.parametrize("holds_less", ["c", "d"])
+def test_where_all_fail_alike_who_holds_the_last_step_goes_on_though_another_asks_earlier(
+    start: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch, holds_less: str
+) -> None:
+    """That one has not heard that the step was committed, or is new, and holds nothing."""
+    monkeypatch.setattr(restart, "STANDS_S", 2.0)
+    monkeypatch.setattr(restart, "connect_s", lambda members: 0.0)
+    store, waiting = MemoryStore(), list[Member]()
+    members, say = trio(start, store), Register.say_waiting
+
+    def waits(register: Register, member: Member, *beat: int) -> None:
+        say(register, member, *beat)
+        waiting.append(member)
+
+    before = members[2].group._control.state
+    step_together(members, 1)
+    for one in members:
+        one.group._control.fail(EvictedError("its part of a meeting was broken off"))
+    monkeypatch.setattr(Register, "say_waiting", waits)
+    if holds_less == "c":
+        control = members[2].group._control
+        control.state = replace(control.state, committed=before.committed, digest=before.digest)
+        members[2].allow()
+    else:
+        start("d", store)
+    until(lambda: len(waiting) > 1)  # a second after the first time
+    for one in members:
+        one.allow()
+    until(lambda: any(len(one.met) > 2 or one.error for one in members))
+    assert [one.error for one in members] == [None] * 3
+    assert [one.met[2].step for one in members if len(one.met) > 2] == [2]
 
 
 def test_who_joins_again_can_be_closed_while_the_register_is_away(start: Callable[..., Worker]) -> None:

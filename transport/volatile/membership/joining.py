@@ -118,7 +118,7 @@ class Newcomer:
                 ask_s = now_s + CONNECT_S
             if now_s >= beat_s:
                 beats, beat_s = beats + 1, now_s + BEAT_S
-                self.register.say_waiting(self.member, beats)
+                self.register.say_waiting(self.member, beats, self._held(view))
             number = self.register.last_mesh()
             if number > tried and (note := self.register.mesh(number)) is not None:
                 tried = number
@@ -137,12 +137,16 @@ class Newcomer:
                     )
                 return view
             stands = self.left is None or view.epoch == self.left.epoch
-            if stands and not self.links.reach(view.workers) and restart.is_due(view, number, now_s):
+            if stands and not self.links.reach(view.workers) and restart.is_due(view, number, now_s, self._held(view)):
                 what = "begins anew" if self.left is None else f"goes on after step {self.left.base_step}"
                 _log.warning("job %s %s: half of the workers of epoch %d died", self.register.job, what, view.epoch)
                 self._begin(view)
                 return None
             time.sleep(5 * POLL_S)
+
+    def _held(self, view: View) -> int:
+        """The step that this member can go on from while that view is in force; -1 for none."""
+        return -1 if self.left is None or self.left.epoch != view.epoch else self.left.base_step
 
     def _awaited(self, view: View) -> str:
         first = f"{view.workers[0]}, the first member,"

@@ -26,13 +26,14 @@ class Restart:
         self._register = register
         self._seen, self._look_s = (0, 0), math.inf
         self._asking: dict[int, Member] = {}
-        self._beats: dict[Member, int | None] = {}
+        self._beats: dict[Member, tuple[int, int] | None] = {}
 
-    def is_due(self, view: View, mesh: int, now_s: float) -> bool:
+    def is_due(self, view: View, mesh: int, now_s: float, step: int) -> bool:
         """Whether that view, the one in force, can be replaced by a new beginning. To be asked again and again.
 
         Args:
             mesh: the number of the connections that were planned last.
+            step: the last one that who asks this holds, and can go on from; -1 for none. Who holds a later one is to.
 
         Raises:
             RegisterLostError: the register cannot be reached.
@@ -49,7 +50,9 @@ class Restart:
                 self._asking[number] = member
         before = self._beats
         self._beats = {one: self._register.beat(one) for one in set(self._asking.values())}
-        living = {one for one, beat in self._beats.items() if one in before and beat != before[one]}
+        living = {one: beat[1] for one, beat in self._beats.items() if beat and one in before and beat != before[one]}
+        if any(held > step for held in living.values()):
+            return False
         names = {one.name for one in living}
         dead = [one for one in view.workers if one.name in names and one not in living]
         return 2 * len(dead) >= len(view.workers)

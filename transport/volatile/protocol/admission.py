@@ -60,7 +60,7 @@ class Admission:
         self._candidates: dict[Member, None] = {}
         self._failed: set[Member] = set()
         self._named: set[Member] = set()
-        self._beats: dict[Member, tuple[int | None, float]] = {}
+        self._beats: dict[Member, tuple[tuple[int, int] | None, float]] = {}
         self._read_s: dict[Member, float] = {}
         self._connected: dict[int, set[Member]] = {}
         self._planned_s: float | None = None
@@ -115,7 +115,7 @@ class Admission:
         slow = self._planned_s is not None and now_s - self._planned_s >= DOUBT_S
         return sorted(self._candidates, key=lambda one: self._read_s.get(one, 0.0)) if slow else []
 
-    def beat(self, member: Member, count: int | None, now_s: float) -> bool:
+    def beat(self, member: Member, count: tuple[int, int] | None, now_s: float) -> bool:
         """What its beat is now; whether that candidate is given up, as its beat has stopped."""
         self._read_s[member] = now_s
         before, since_s = self._beats.setdefault(member, (count, now_s))

@@ -170,17 +170,22 @@ class Register:
             values = cbor.decode_map(held)
             return Member(str(values[0]), int(values[1]))
 
-    def say_waiting(self, member: Member, count: int) -> None:
-        """Tell whom `member` waits for that it lives: `count` is another one each time."""
-        self._write(_beat_key(member), cbor.encode_map({0: count}))
+    def say_waiting(self, member: Member, count: int, step: int) -> None:
+        """Tell whom `member` waits for that it lives: `count` is another one each time.
 
-    def beat(self, member: Member) -> int | None:
-        """The last such count, or None."""
+        Args:
+            step: the last one that it holds, and can go on from in the view in force; -1 for none.
+        """
+        self._write(_beat_key(member), cbor.encode_map({0: count, 1: step}))
+
+    def beat(self, member: Member) -> tuple[int, int] | None:
+        """The last such count and step, or None."""
         held = self._read(_beat_key(member))
         if held is None:
             return None
         with _readable("the beat of who waits"):
-            return int(cbor.decode_map(held)[0])
+            count, step = (int(cbor.decode_map(held)[key]) for key in (0, 1))
+            return count, step
 
     def say_left(self, member: Member) -> None:
         """Tell who leaves later that `member` has left."""

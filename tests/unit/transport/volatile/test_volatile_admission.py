@@ -55,7 +55,7 @@ class First:
         numbers = self.admission.to_read(self.view, len(self.requests))
         self.admission.hear({one: self.requests[one] for one in numbers}, self.view, self.now_s)
         for one in self.admission.doubted(self.now_s):
-            self.admission.beat(one, int(self.now_s / BEAT_S) if one in self.living else None, self.now_s)
+            self.admission.beat(one, (int(self.now_s / BEAT_S), -1) if one in self.living else None, self.now_s)
         found = self.admission.next(
             frozenset(self.view.members), plan=self.plan, newest=self.newest, newest_lost=(), now_s=self.now_s
         )

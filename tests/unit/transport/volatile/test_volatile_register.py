@@ -81,8 +81,8 @@ def test_notes_and_requests_come_back_as_they_were_written() -> None:
     assert notes.ask_to_join(B) == notes.asked() == 2
     assert [notes.request(number) for number in (1, 2, 3)] == [A, B, None]
     assert notes.beat(A) is None
-    notes.say_waiting(A, 5)
-    assert (notes.beat(A), notes.beat(B)) == (5, None)
+    notes.say_waiting(A, 5, 3)
+    assert (notes.beat(A), notes.beat(B)) == ((5, 3), None)
     assert notes.last_mesh() == 1
     assert notes.plan_mesh(7, (A, B)) == notes.last_mesh() == 2
     assert notes.mesh(2) == (7, (A, B))

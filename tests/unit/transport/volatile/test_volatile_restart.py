@@ -23,7 +23,7 @@ class Asking:
         self._silent = silent
         for one in members:
             self._register.ask_to_join(one)
-            self._register.say_waiting(one, 0)
+            self._register.say_waiting(one, 0, -1)
         self._members, self._restart = members, Restart(self._register)
 
     def due_s(self, *views: View) -> int | None:
@@ -31,8 +31,8 @@ class Asking:
         for second in range(60 * len(views)):
             for one in self._members:
                 if one not in self._silent:
-                    self._register.say_waiting(one, second)
-            if self._restart.is_due(views[second // 60], 1, float(second)):
+                    self._register.say_waiting(one, second, -1)
+            if self._restart.is_due(views[second // 60], 1, float(second), -1):
                 return second
         return None
 
@@ -66,16 +66,16 @@ def test_a_view_that_changes_lives() -> None:
     asking = Asking(*again("ab"))
     for second in range(300):
         for one in again("ab"):
-            asking._register.say_waiting(one, second)
-        assert not asking._restart.is_due(views[second % 3], 1, float(second))
+            asking._register.say_waiting(one, second, -1)
+        assert not asking._restart.is_due(views[second % 3], 1, float(second), -1)
 
 
 def test_whoever_has_others_connect_lives() -> None:
     asking = Asking(*again("ab"))
     for second in range(300):
         for one in again("ab"):
-            asking._register.say_waiting(one, second)
-        assert not asking._restart.is_due(VIEW, second // 10, float(second))
+            asking._register.say_waiting(one, second, -1)
+        assert not asking._restart.is_due(VIEW, second // 10, float(second), -1)
 
 
 def test_a_counter_that_is_forged_costs_a_bounded_number_of_reads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,6 +83,6 @@ def test_a_counter_that_is_forged_costs_a_bounded_number_of_reads(monkeypatch: p
     store.add("hive/volatile/j/asked", 10**6)
     monkeypatch.setattr(Register, "request", lambda _register, number: read.append(number))
     restart = Restart(Register(store, job="j"))
-    assert not restart.is_due(VIEW, 1, 0.0)
-    assert not restart.is_due(VIEW, 1, 1000.0)
+    assert not restart.is_due(VIEW, 1, 0.0, -1)
+    assert not restart.is_due(VIEW, 1, 1000.0, -1)
     assert read == list(range(10**6 - READ_BACK_MAX + 1, 10**6 + 1))
