@@ -55,4 +55,5 @@ class Restart:
             return False
         names = {one.name for one in living}
         dead = [one for one in view.workers if one.name in names and one not in living]
-        return 2 * len(dead) >= len(view.workers)
+        # The half that does not ask may live, and have committed a later step: who goes on from one needs most of them.
+        return 2 * len(dead) > len(view.workers) if step >= 0 else 2 * len(dead) >= len(view.workers)

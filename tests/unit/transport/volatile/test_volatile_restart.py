@@ -18,12 +18,12 @@ VIEW = View(7, tuple(Member(name, 1) for name in "abcd"), 40, bytes(DIGEST_BYTES
 class Asking:
     """Processes that ask to join and beat, unless they are silent; somebody looks once a second."""
 
-    def __init__(self, *members: Member, silent: frozenset[Member] = frozenset()) -> None:
+    def __init__(self, *members: Member, silent: frozenset[Member] = frozenset(), held: int = -1) -> None:
         self._register = Register(MemoryStore(), job="j")
-        self._silent = silent
+        self._silent, self._held = silent, held
         for one in members:
             self._register.ask_to_join(one)
-            self._register.say_waiting(one, 0, -1)
+            self._register.say_waiting(one, 0, held)
         self._members, self._restart = members, Restart(self._register)
 
     def due_s(self, *views: View) -> int | None:
@@ -31,8 +31,8 @@ class Asking:
         for second in range(60 * len(views)):
             for one in self._members:
                 if one not in self._silent:
-                    self._register.say_waiting(one, second, -1)
-            if self._restart.is_due(views[second // 60], 1, float(second), -1):
+                    self._register.say_waiting(one, second, self._held)
+            if self._restart.is_due(views[second // 60], 1, float(second), self._held):
                 return second
         return None
 
@@ -53,6 +53,14 @@ def test_where_half_of_the_workers_are_started_again_a_new_beginning_is_due_when
 @pytest.mark.parametrize("names", ["", "a", "xyz", "d", "ad"])
 def test_the_names_of_fewer_of_strangers_or_of_learners_are_no_reason(names: str) -> None:
     assert Asking(*again(names)).due_s(VIEW) is None
+
+
+@pytest.mark.parametrize(("names", "due"), [("a", False), ("ab", True)])
+def test_who_goes_on_from_a_step_needs_more_than_half(names: str, due: bool) -> None:
+    """Of two, the other one may live without the register, and have committed the next step."""
+    two = replace(VIEW, members=VIEW.members[:2], joining=())
+    assert (Asking(*again(names), held=40).due_s(two) is not None) == due
+    assert Asking(*again(names)).due_s(two) is not None, "who begins anew goes on from nothing"
 
 
 def test_who_asked_and_died_since_is_no_reason_nor_is_a_member_that_asked_before_it_was_let_in() -> None:
