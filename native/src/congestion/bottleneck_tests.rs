@@ -166,7 +166,8 @@ fn beside_cubic_each_has_a_third_or_more_where_the_buffer_holds_a_round_trip() {
     }
 }
 
-/// Jain's index (1 where all are equal) differs by 0.05 from one run to the next; its mean over these by little.
+/// Jain's index (1 where all are equal) differs by 0.055 (standard deviation) from one seed to the next, and is 0.911 in
+/// the mean over 48 seeds: over these 16, three standard errors less are allowed.
 #[test]
 #[ignore = "a minute: make test-long"]
 fn four_connections_share_a_lossy_link() {
@@ -180,5 +181,5 @@ fn four_connections_share_a_lossy_link() {
         })
         .collect();
     let mean = indices.iter().sum::<f64>() / 16.0;
-    assert!(mean > 0.9, "{mean} of {indices:?}");
+    assert!(mean > 0.87, "{mean} of {indices:?}");
 }
