@@ -19,8 +19,10 @@ POINTS = ["reducing", "reduced", "prepared", "committed", "applied", "received"]
 
 
 @contextlib.contextmanager
-def member(folder: Path, name: str, *, kind: str, port: int, points: Sequence[str] = ()) -> Iterator[Path]:
-    """A process; the file that it writes its lines to. It ends when there is a file `end`."""
+def member(
+    folder: Path, name: str, *, kind: str, port: int, points: Sequence[str] = ()
+) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
+    """The file that a process writes its lines to, and the process. It ends when there is a file `end`."""
     wishes = {"name": name, "kind": kind, "port": port, "points": list(points), "end": str(folder / "end")}
     told = folder / name
     with (
@@ -28,7 +30,7 @@ def member(folder: Path, name: str, *, kind: str, port: int, points: Sequence[st
         subprocess.Popen([sys.executable, str(PROGRAM), json.dumps(wishes)], stdout=output) as one,
     ):
         try:
-            yield told
+            yield told, one
             (folder / "end").touch()
             one.wait(60.0)
         finally:
@@ -62,7 +64,7 @@ def test_what_a_member_learned_counts_once_wherever_ctrl_c_comes(kind: str, port
         points = [one for one in points if "applied" not in one]
     with (
         member(tmp_path, "b", kind=kind, port=port),
-        member(tmp_path, "a", kind=kind, port=port, points=points) as told,
+        member(tmp_path, "a", kind=kind, port=port, points=points) as (told, _),
     ):
         ended = last(told)
     assert ended["points"] == [], lines(told)
@@ -74,7 +76,7 @@ def test_what_a_member_learned_counts_once_wherever_ctrl_c_comes(kind: str, port
 def test_members_that_are_all_interrupted_in_one_meeting_meet_again(point: str, port: int, tmp_path: Path) -> None:
     with (
         member(tmp_path, "b", kind="DiLoCo", port=port, points=[point]),
-        member(tmp_path, "a", kind="DiLoCo", port=port, points=[point]) as told,
+        member(tmp_path, "a", kind="DiLoCo", port=port, points=[point]) as (told, _),
     ):
         ended = last(told)
     assert ended["points"] == []
@@ -83,12 +85,18 @@ def test_members_that_are_all_interrupted_in_one_meeting_meet_again(point: str, 
 
 @pytest.mark.long
 @pytest.mark.parametrize("point", ["reducing", "reduced", "prepared"])
-def test_who_is_interrupted_as_the_other_one_dies_goes_on_alone(point: str, port: int, tmp_path: Path) -> None:
+def test_who_is_interrupted_as_the_other_one_dies_goes_on_when_that_one_is_started_again(
+    point: str, port: int, tmp_path: Path
+) -> None:
+    """Not alone: the other one might live, hold a later step, and be cut off from the register."""
+    (again := tmp_path / "again").mkdir()
     with (
-        member(tmp_path, "b", kind="DiLoCo", port=port, points=[f"die:{point}"]),
-        member(tmp_path, "a", kind="DiLoCo", port=port, points=[point]) as told,
+        member(tmp_path, "b", kind="DiLoCo", port=port, points=[f"die:{point}"]) as (_, dies),
+        member(tmp_path, "a", kind="DiLoCo", port=port, points=[point]) as (told, _),
     ):
-        ended = last(told)
+        dies.wait(60.0)
+        with member(again, "b", kind="DiLoCo", port=port):
+            ended = last(told)
     assert ended["points"] == []
     assert ended["more"], "it meets again"
     assert ended["holds"] == pytest.approx(ended["learned"], abs=0.5)

@@ -150,11 +150,12 @@ class Newcomer:
 
     def _awaited(self, view: View) -> str:
         first = f"{view.workers[0]}, the first member,"
-        if self.left is not None or self.links.reach(view.workers):
+        if self.links.reach(view.workers):
             return f"{first} to admit it"
         earlier = "an earlier " if view.workers[0].name == self.member.name else ""
         names = ", ".join(one.name for one in view.workers)
-        return f"{earlier}{first} to answer; if all members died, half of them ({names}) begin anew when started"
+        go_on = f"half of them ({names}) begin anew" if self.left is None else f"most of them ({names}) go on"
+        return f"{earlier}{first} to answer; if all members died, {go_on} when started"
 
     def _nobody_answers(self, view: View) -> str:
         register, failure = self.register, self.links.failure
