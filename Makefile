@@ -71,7 +71,7 @@ docs: setup ## The documents as a site, in out/site
 crate: setup ## The native engine's own tests
 	@bash tools/cargo.sh test $(BIN)/python
 
-test: setup ## Checks and all of these tests side by side, 18 minutes on two cores; what CI runs
+test: setup ## Checks and all of these tests side by side, 16 minutes on two cores; what CI runs
 	@$(BIN)/python -m tools.suite
 
 coverage: setup ## Lines that unit and loopback tests reach, in out/coverage; COVERAGE=tests/unit for less

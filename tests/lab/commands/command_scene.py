@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import broker.cli
-from broker.client import Session
+from broker.client import Session, http
+from hive_qos.errors import BrokerError
 from transport.identity import ca_init, ca_issue
 
 ROOM = Path("/mnt")
@@ -127,8 +128,16 @@ def start_broker() -> tuple[subprocess.Popen[bytes], Session]:
     with open(ROOM / "tmp/log", "wb") as log:
         process = subprocess.Popen([sys.executable, "-m", "hive_qos", "broker"], stderr=log)
 
+    def is_up() -> bool:
+        """Both of its sockets are as they stay: a command is judged by what it changes."""
+        try:
+            http.fetch("/v1/status")
+        except BrokerError:
+            return False
+        return os.path.exists("/run/hive-qos/session.sock")
+
     until_s = time.monotonic() + 30
-    while not os.path.exists("/run/hive-qos/session.sock"):
+    while not is_up():
         if process.poll() is not None or time.monotonic() > until_s:
             raise RuntimeError(f"no broker: {(ROOM / 'tmp/log').read_text()}")
         time.sleep(0.02)
