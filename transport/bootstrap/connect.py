@@ -197,25 +197,32 @@ class _Waiting:
             TimedOutError: some have published nothing, and it names them.
             PeerError: a rank has given up.
         """
-        for rank, key in keys.items():
-            while True:
-                left_s = max(self.give_up_s - time.monotonic(), 0.0)
-                try:
-                    entry = self.rendezvous.get(key, min(left_s, ABORT_CHECK_S))
-                    break
-                except TimedOutError as error:
-                    now_s = time.monotonic()
-                    over = now_s >= self.give_up_s
-                    if isinstance(error.__cause__, OSError):  # nobody serves the store, which has said so
-                        if over:
-                            raise TimedOutError(f"connecting: {error.what}", timeout_s=self._timeout_s) from error
-                    elif over or (now_s >= self.began_s + LATE_S and not self._said):
-                        missing = [rank, *(one for one in keys if one > rank and not self._is_there(keys[one]))]
-                        if over:
-                            raise missing_ranks_error(missing, self._timeout_s) from error
-                        self._say(missing, now_s - self.began_s)
-                self.abort.check()
-            yield rank, entry
+        for rank in keys:
+            yield rank, self._entry(rank, keys)
+
+    def _entry(self, rank: int, keys: Mapping[int, str]) -> bytes:
+        while True:
+            left_s = max(self.give_up_s - time.monotonic(), 0.0)
+            try:
+                return self.rendezvous.get(keys[rank], min(left_s, ABORT_CHECK_S))
+            except TimedOutError as error:
+                self._not_yet(rank, keys, error)
+            self.abort.check()
+
+    def _not_yet(self, rank: int, keys: Mapping[int, str], error: TimedOutError) -> None:
+        """Raise where the time is over; say once whom this rank waits for."""
+        now_s = time.monotonic()
+        over = now_s >= self.give_up_s
+        if isinstance(error.__cause__, OSError):  # nobody serves the store, which has said so
+            if over:
+                raise TimedOutError(f"connecting: {error.what}", timeout_s=self._timeout_s) from error
+            return
+        if not over and (self._said or now_s < self.began_s + LATE_S):
+            return
+        missing = [rank, *(one for one in keys if one > rank and not self._is_there(keys[one]))]
+        if over:
+            raise missing_ranks_error(missing, self._timeout_s) from error
+        self._say(missing, now_s - self.began_s)
 
     @property
     def _timeout_s(self) -> float:
