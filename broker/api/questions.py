@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import urllib.parse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
@@ -28,7 +28,7 @@ def _seconds(low: float, high: float) -> Meta:
     )
 
 
-def _name_of(names: Iterable[str]) -> Meta:
+def _name_of(names: Collection[str]) -> Meta:
     """A text that is one of some. `$` alone would let a line feed follow."""
     return Meta(
         pattern=rf"^({'|'.join(names)})$(?!\n)",

@@ -31,9 +31,6 @@ class PolicyAnswer(Struct, frozen=True):
     text: str
     note: str = ""
 
-    def __str__(self) -> str:
-        return f"{self.text}; but {self.note}" if self.note else self.text
-
 
 @dataclass(frozen=True, eq=False)
 class PolicyRequest:

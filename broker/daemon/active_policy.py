@@ -143,7 +143,9 @@ class ActivePolicy:
             refused = "; ".join(filter(None, (refused, self._leave_out(fit, misfit))))
             answer = PolicyAnswer(200, taken, refused)
             names = ",".join(sorted(entry.name for entry in policy.interfaces))
-            self._log.info("configuration-reloaded", interfaces=names, note=str(answer))
+            self._log.info(
+                "configuration-reloaded", interfaces=names, note="; but ".join(filter(None, (taken, refused)))
+            )
         self._latest_snapshot.invalidate()
         self._environment.notifier.ready(self._components.summary())
         return answer
