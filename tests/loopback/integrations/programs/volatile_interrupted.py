@@ -35,6 +35,8 @@ from transport.volatile.register.register import Register
 from transport.volatile.steps import Steps
 
 ELEMS, LIMIT_S = 100_000, 90.0
+COMPUTING_S = 0.02
+"""Of a step, as training has: members that only meet leave the two cores to nobody, and the register has to answer."""
 
 
 def tell(**values: object) -> None:
@@ -102,6 +104,7 @@ class Interrupted:
             time.sleep(0.05)  # where this is another thread, the main one hears of it now
 
     def _step(self) -> None:
+        time.sleep(COMPUTING_S)
         parameter, learns = self._parameter, self._learns
         if isinstance(self._algorithm, PartialMean):
             parameter.grad = torch.full((ELEMS,), -learns)
@@ -129,20 +132,18 @@ class Interrupted:
                     self._go_on(group, points, until_s)
                     return
                 except KeyboardInterrupt:
-                    pass
+                    continue  # it was to leave there, and joins again
 
     def _go_on(self, group: VolatileGroup, points: list[str], until_s: float) -> None:
         while points and time.monotonic() < until_s:
             how, _, point = points[0].rpartition(":")
             while len(group.view.workers) < 2 and time.monotonic() < until_s:
                 self._step()
-                time.sleep(0.02)
             self._armed, self._kills, began_s = point, how == "die", 0.0
             try:
                 while time.monotonic() < until_s:
                     began_s = time.monotonic()
                     self._step()
-                    time.sleep(0.02)
             except KeyboardInterrupt:
                 tell(interrupted=points.pop(0), within_s=time.monotonic() - began_s)
                 if how == "leave":
@@ -150,7 +151,6 @@ class Interrupted:
         self._learns, seen = 0.0, group.step
         while time.monotonic() < until_s:
             self._step()
-            time.sleep(0.02)
             if self._name == "b" and os.path.exists(END):
                 return
             if self._name == "a" and group.step > seen and abs(self._holds() - self.learned) < 0.5:
