@@ -1,5 +1,5 @@
-"""Whether a job has to begin anew: half of its workers have died, and processes of their names ask to join. Pure, but
-for what it reads in the register.
+"""Whether a job has to begin anew, or to go on from the step that somebody who was left out holds: half of its workers,
+or more, have died or failed, and processes of their names ask to join. Pure, but for what it reads in the register.
 
 While half of a view's workers are dead, no step can be committed in it: that takes more than half of them. Who lives
 changes it within seconds, or at least has those connect who ask to join. Where nothing of that happens, nobody does.
